@@ -1,0 +1,58 @@
+"""What a shard format must offer. To add one: a writer, a `scan`, a `ShardFormat`, and one fixture in
+`tests/shards/conformance.py`.
+
+There is no reader per format. Every format keeps each value in one piece, so an index of offsets and sizes
+is enough to read any of them from a memory map (`reader.py`). The format's own library is needed only to
+write, and to make an index that was lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from streamio.shards.index import ShardIndex
+
+
+class ShardWriter(Protocol):
+    """Writes one shard file. Calls: `write` any number of times, then `close` or `abort`, once."""
+
+    def write(self, key: str, fields: Mapping[str, bytes | NDArray[Any]]) -> None:
+        """Append a sample. Keys of `fields` are stored names (file extensions).
+
+        Values are bytes, or arrays where the format `takes_arrays`. Raises UsageError for a key that came
+        before, an empty key, or a name that the format cannot hold.
+        """
+        ...
+
+    def close(self) -> ShardIndex:
+        """Finish and fsync the file; the index has keys and fields, and no columns yet."""
+        ...
+
+    def abort(self) -> None:
+        """Close and remove what was written. Never raises."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardFormat:
+    """One way to lay samples into a file.
+
+    takes_arrays: `write` wants arrays as arrays (HDF5); otherwise they are encoded to bytes before.
+    footprint:    bytes that a sample with fields of these sizes adds to a shard, overhead included; used to
+                  deal samples into shards before anything is written.
+    create:       path -> writer.
+    scan:         (path, escaped) -> index with keys and fields, from the file alone. `escaped`: member names
+                  are percent-encoded (what streamio wrote).
+    """
+
+    name: str
+    suffix: str
+    takes_arrays: bool
+    footprint: Callable[[Sequence[int]], int]
+    create: Callable[[Path], ShardWriter]
+    scan: Callable[[Path, bool], ShardIndex]
