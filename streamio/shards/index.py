@@ -25,7 +25,12 @@ INDEX_VERSION = "1"
 MISSING = -1
 """The size of a field in a row that has no such field."""
 
-_DTYPES = {"I64": np.dtype("<i8"), "F64": np.dtype("<f8"), "U8": np.dtype("u1"), "BOOL": np.dtype("?")}
+_DTYPES: dict[str, np.dtype[Any]] = {
+    "I64": np.dtype("<i8"),
+    "F64": np.dtype("<f8"),
+    "U8": np.dtype("u1"),
+    "BOOL": np.dtype("?"),
+}
 _NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _ALIGN = 64
 
@@ -85,7 +90,7 @@ class Keys:
 
     def take(self, rows: Rows) -> list[str]:
         starts, ends = self.offsets[rows].tolist(), self.offsets[np.asarray(rows) + 1].tolist()
-        blob = memoryview(self.blob)
+        blob = self.blob.data
         return [str(blob[a:b], "utf-8", "surrogateescape") for a, b in zip(starts, ends, strict=True)]
 
 
@@ -227,7 +232,7 @@ def _unpack(raw: NDArray[np.uint8]) -> tuple[dict[str, NDArray[Any]], dict[str, 
         raise ValueError(f"{raw.size:,} bytes, too short for its header")
     header = json.loads(raw[8 : 8 + size].tobytes())
     body = raw[8 + size :]
-    arrays = {}
+    arrays: dict[str, NDArray[Any]] = {}
     for name, facts in header.items():
         if name == "__metadata__":
             continue
