@@ -1,0 +1,29 @@
+"""What every test may use. A hang prints all stacks (pytest-timeout) and fails."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.insert(0, str(ROOT))
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+FORMATS = ("tar", "lmdb", "hdf5")
+
+
+@pytest.fixture(params=FORMATS)
+def fmt(request: pytest.FixtureRequest) -> str:
+    """Each shard format in turn."""
+    return str(request.param)
+
+
+@pytest.fixture(autouse=True)
+def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Caches of downloads and foreign indexes never outlive a test."""
+    monkeypatch.setenv("STREAMIO_CACHE", str(tmp_path_factory.mktemp("cache")))
