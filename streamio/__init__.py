@@ -1,1 +1,114 @@
-"""streamio: pack folders of small files into a few shards, and stream them into PyTorch as ready-made batches."""
+"""streamio: pack folders of small files into a few shards, and stream them into PyTorch as ready-made batches.
+
+streamio pack ./images out/                                  # on the command line
+
+ds = streamio.ShardDataset("out/", 256, shuffle=True, decode=streamio.image.RandomResizedCrop(224))
+for batch in streamio.StreamLoader(ds): ...                  # {"__key__": …, "jpg": uint8 (256, 224, 224, 3), …}
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from streamio.version import __version__
+
+if TYPE_CHECKING:
+    from streamio import image
+    from streamio.dataset import ShardDataset
+    from streamio.diagnostics.verify import verify
+    from streamio.errors import (
+        BadIndex,
+        BadManifest,
+        CorruptShard,
+        DecodeError,
+        InputError,
+        MissingExtra,
+        MissingShard,
+        OutputExists,
+        SampleError,
+        ShapeMismatch,
+        ShardError,
+        ShardWarning,
+        StorageError,
+        StreamioError,
+        TailError,
+        TransformError,
+        UsageError,
+        WorkerDied,
+        WorkerError,
+        WorkerTimeout,
+    )
+    from streamio.loading.loader import StreamLoader
+    from streamio.packing.pack import pack, write
+    from streamio.packing.report import PackReport, Progress
+    from streamio.shards.shardset import ShardSet
+    from streamio.shards.shardset import open_shards as open
+
+_HOMES = {
+    "streamio.dataset": ("ShardDataset",),
+    "streamio.diagnostics.verify": ("verify",),
+    "streamio.errors": (
+        "BadIndex", "BadManifest", "CorruptShard", "DecodeError", "InputError", "MissingExtra", "MissingShard",
+        "OutputExists", "SampleError", "ShapeMismatch", "ShardError", "ShardWarning", "StorageError",
+        "StreamioError", "TailError", "TransformError", "UsageError", "WorkerDied", "WorkerError", "WorkerTimeout",
+    ),
+    "streamio.loading.loader": ("StreamLoader",),
+    "streamio.packing.pack": ("pack", "write"),
+    "streamio.packing.report": ("PackReport", "Progress"),
+    "streamio.shards.shardset": ("ShardSet",),
+}  # fmt: skip
+"""Where each public name lives. Modules load on first use: `import streamio` stays fast, and free of torch."""
+
+_MODULE_OF = {name: module for module, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BadIndex",
+    "BadManifest",
+    "CorruptShard",
+    "DecodeError",
+    "InputError",
+    "MissingExtra",
+    "MissingShard",
+    "OutputExists",
+    "PackReport",
+    "Progress",
+    "SampleError",
+    "ShapeMismatch",
+    "ShardDataset",
+    "ShardError",
+    "ShardSet",
+    "ShardWarning",
+    "StorageError",
+    "StreamLoader",
+    "StreamioError",
+    "TailError",
+    "TransformError",
+    "UsageError",
+    "WorkerDied",
+    "WorkerError",
+    "WorkerTimeout",
+    "__version__",
+    "image",
+    "open",
+    "pack",
+    "verify",
+    "write",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name == "image":
+        return importlib.import_module("streamio.image")
+    if name == "open":
+        value = importlib.import_module("streamio.shards.shardset").open_shards
+    elif name in _MODULE_OF:
+        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+    else:
+        raise AttributeError(f"module 'streamio' has no attribute {name!r}")
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

@@ -52,11 +52,16 @@ class StreamioError(Exception):
         return f"{text.rstrip('.')}. {self.fix}" if self.fix else text
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (type(self), self.found, self.fix, self.where)
+        return _rebuild, (type(self), self.found, self.fix, self.where, getattr(self, "__notes__", []))
 
 
-def _rebuild(kind: type[StreamioError], found: str, fix: str, where: dict[str, Any]) -> StreamioError:
-    return kind(found, fix=fix, **where)
+def _rebuild(
+    kind: type[StreamioError], found: str, fix: str, where: dict[str, Any], notes: list[str]
+) -> StreamioError:
+    error = kind(found, fix=fix, **where)
+    for note in notes:
+        error.add_note(note)
+    return error
 
 
 def _place(where: dict[str, Any]) -> str:

@@ -8,16 +8,19 @@ from __future__ import annotations
 
 import numpy as np
 
+DECODE, TRANSFORM = 0, 1
+"""Streams: what a decode-time operation draws does not shift what a transform draws."""
 
-def generator(seed: int, epoch: int, row: int) -> np.random.Generator:
+
+def generator(seed: int, epoch: int, row: int, stream: int = DECODE) -> np.random.Generator:
     """A generator for one sample in one epoch, independent of all others.
 
     Philox is keyed, not seeded (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", SC 2011), so
-    making one costs microseconds. The key holds the seed and the row; the counter starts at the epoch, in a
-    word that drawing never reaches.
+    making one costs microseconds. The key holds the seed and the row; the counter starts at the stream and
+    the epoch, in words that drawing never reaches.
     """
     key = np.array([seed & _WORD, row & _WORD], np.uint64)
-    counter = np.array([0, 0, 0, epoch & _WORD], np.uint64)
+    counter = np.array([0, 0, stream, epoch & _WORD], np.uint64)
     return np.random.Generator(np.random.Philox(counter=counter, key=key))
 
 

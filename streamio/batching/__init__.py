@@ -1,0 +1,1 @@
+"""Batching: columns of stored values -> decoded values -> one array for each field -> tensors."""

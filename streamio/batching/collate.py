@@ -1,0 +1,125 @@
+"""Values of several samples -> one value of the batch: an array where they fit into one, else a list."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamio.errors import SampleError, ShapeMismatch
+from streamio.types import Alloc
+
+_FIX_SHAPES = (
+    "Give them one size while decoding (decode=streamio.image.RandomResizedCrop(224), CenterCrop or Resize), "
+    "pack them in one (streamio pack --resize-short … --store raw), or join them yourself (collate=…)"
+)
+
+
+def collate(samples: Sequence[Any], keys: Sequence[str], alloc: Alloc) -> Any:
+    """A list of samples as one batch: mappings and tuples field by field (nested ones too), the rest by `stack`.
+
+    keys: one for each sample, for messages. Raises SampleError where samples have different fields.
+    """
+    first = samples[0]
+    if isinstance(first, Mapping):
+        _check_fields(samples, keys)
+        return {name: _field(name, [s[name] for s in samples], keys, alloc) for name in first}
+    if isinstance(first, (tuple, list)):
+        if any(not isinstance(s, (tuple, list)) or len(s) != len(first) for s in samples):
+            raise SampleError("the samples of one batch are tuples of different lengths")
+        return tuple(
+            _field(str(i), list(values), keys, alloc) for i, values in enumerate(zip(*samples, strict=True))
+        )
+    return stack("", samples, keys, alloc)
+
+
+def _field(name: str, values: list[Any], keys: Sequence[str], alloc: Alloc) -> Any:
+    if isinstance(values[0], (Mapping, tuple)):
+        return collate(values, keys, alloc)
+    return stack(name, values, keys, alloc)
+
+
+def _check_fields(samples: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
+    expected = set(samples[0])
+    for sample, key in zip(samples, keys, strict=True):
+        if set(sample) != expected:
+            differ = ", ".join(sorted(set(sample) ^ expected))
+            raise SampleError(
+                f"has other fields than the sample '{keys[0]}' of its batch: {differ}",
+                fix="Let every sample have the same fields, or join them yourself (collate=…)", key=key,
+            )  # fmt: skip
+
+
+def stack(field: str, values: Sequence[Any], keys: Sequence[str], alloc: Alloc) -> NDArray[Any] | list[Any]:
+    """n values as one array (n, …), with their dtype; strings, bytes and other objects as a list of n.
+
+    Python numbers become int64, float64 or bool. Raises ShapeMismatch for arrays that do not fit into one, and
+    SampleError for a sample without the field, where the others are arrays or numbers.
+    """
+    kinds = {_kind(value) for value in values}
+    if kinds <= {"array"}:
+        return _stack_arrays(field, values, keys, alloc)
+    if kinds <= {"bool"}:
+        return _into(alloc, values, np.dtype(np.bool_))
+    if kinds <= {"int"}:
+        return _stack_ints(field, values, keys, alloc)
+    if kinds <= {"int", "float"}:
+        return _into(alloc, values, np.dtype(np.float64))
+    if "none" in kinds and kinds & {"array", "bool", "int", "float"}:
+        missing = keys[[value is None for value in values].index(True)]
+        raise SampleError(
+            "the sample has no such field, others of its batch have",
+            fix="Leave such samples out with where(…), leave the field out with fields=…, or use collate=…",
+            key=missing, field=field or None,
+        )  # fmt: skip
+    return list(values)
+
+
+def _kind(value: Any) -> str:
+    if value is None:
+        return "none"
+    if isinstance(value, (np.ndarray, np.generic)):
+        return "array"
+    if isinstance(value, bool):
+        return "bool"
+    if isinstance(value, int):
+        return "int"
+    return "float" if isinstance(value, float) else "object"
+
+
+def _into(alloc: Alloc, values: Sequence[Any], dtype: np.dtype[Any]) -> NDArray[Any]:
+    out = alloc((len(values),), dtype)
+    out[:] = values
+    return out
+
+
+def _stack_ints(field: str, values: Sequence[int], keys: Sequence[str], alloc: Alloc) -> NDArray[Any]:
+    try:
+        return _into(alloc, values, np.dtype(np.int64))
+    except OverflowError:
+        worst = max(range(len(values)), key=lambda i: abs(values[i]))
+        raise SampleError(
+            f"{values[worst]} does not fit into int64", fix="Store it as text, or use collate=…",
+            key=keys[worst], field=field or None,
+        ) from None  # fmt: skip
+
+
+def _stack_arrays(field: str, values: Sequence[Any], keys: Sequence[str], alloc: Alloc) -> NDArray[Any]:
+    kinds = Counter((value.shape, value.dtype) for value in values)
+    if len(kinds) > 1:
+        shown = ", ".join(f"{shape} {dtype} ({n}×)" for (shape, dtype), n in kinds.most_common(4))
+        more = f" and {len(kinds) - 4} more kinds" if len(kinds) > 4 else ""
+        usual = kinds.most_common(1)[0][0]
+        raise ShapeMismatch(
+            f"the {len(values)} samples of a batch do not fit into one array: {shown}{more}", fix=_FIX_SHAPES,
+            key=next(k for v, k in zip(values, keys, strict=True) if (v.shape, v.dtype) != usual),
+            field=field or None,
+        )  # fmt: skip
+    ((shape, dtype),) = kinds
+    out = alloc((len(values), *shape), dtype)
+    for i, value in enumerate(values):
+        out[i] = value
+    return out

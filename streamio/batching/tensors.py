@@ -1,0 +1,42 @@
+"""Arrays -> tensors, nothing else."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+
+def as_tensors(batch: Any) -> Any:
+    """Every array in a batch (dicts, lists and tuples of any depth) as a tensor that shares its memory.
+
+    A list of tensors of one shape (from a user's transform) becomes one tensor. Strings, bytes and other
+    objects stay as they are. dtypes stay; those that torch lacks (say, big-endian) become its nearest.
+    """
+    if isinstance(batch, np.ndarray):
+        return _tensor(batch)
+    if isinstance(batch, Mapping):
+        return {name: as_tensors(value) for name, value in batch.items()}
+    if isinstance(batch, tuple):
+        return tuple(as_tensors(value) for value in batch)
+    if isinstance(batch, list) and batch and all(isinstance(value, torch.Tensor) for value in batch):
+        same = len({(value.shape, value.dtype) for value in batch}) == 1
+        return torch.stack(batch) if same else batch
+    return batch
+
+
+def _tensor(array: np.ndarray[Any, Any]) -> Any:
+    if array.dtype.kind not in "biufc":
+        return array
+    if not array.dtype.isnative:
+        array = array.astype(array.dtype.newbyteorder("="))
+    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+        array = array.copy()
+    return torch.from_numpy(array)
+
+
+def channels_first(pictures: torch.Tensor) -> torch.Tensor:
+    """(B, H, W, C) seen as (B, C, H, W): no copy; the memory is torch's `channels_last`, which GPUs prefer."""
+    return pictures.permute(0, 3, 1, 2)

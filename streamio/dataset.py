@@ -1,0 +1,425 @@
+"""ShardDataset: joins order, shards and batching into an IterableDataset that yields whole batches."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import logging
+import os
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from types import FrameType
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from torch.utils.data import IterableDataset, get_worker_info
+
+from streamio.batching.collate import collate as collate_samples
+from streamio.batching.collate import stack
+from streamio.batching.decode import Failure, FieldDecode, FieldDecoder, Values, decode_column, make_decoders
+from streamio.batching.tensors import as_tensors, channels_first
+from streamio.codecs import MAX_PIXELS
+from streamio.errors import SampleError, StreamioError, TransformError, UsageError
+from streamio.order.plan import BatchRows, Plan, Tail
+from streamio.order.shuffle import shuffle_mode
+from streamio.rng import TRANSFORM, batch_seed, generator
+from streamio.seeding import seed_globals
+from streamio.shards.manifest import FieldSpec
+from streamio.shards.shardset import open_shards
+from streamio.types import Alloc, Column, Rows, new_array
+from streamio.world import EpochCounter, World, check_ranks, current_world
+
+_log = logging.getLogger("streamio")
+
+KEY, VALID = "__key__", "__valid__"
+
+
+class Table(Protocol):
+    """What a data set reads from: rows 0 … N-1 of named fields. `ShardSet` is one.
+
+    Used in the process that opened it or in a copy unpickled elsewhere; it opens handles by itself.
+    """
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """Samples of each shard; N is their sum."""
+        ...
+
+    @property
+    def fields(self) -> Mapping[str, FieldSpec]: ...
+
+    def gather(self, rows: Rows, fields: Sequence[str], alloc: Alloc = new_array) -> dict[str, Column]:
+        """The fields of these rows, in this order, repeats included."""
+        ...
+
+    def keys(self, rows: Rows) -> list[str]: ...
+
+    def locate(self, row: int) -> tuple[str, int]:
+        """(shard, row in the shard), for messages."""
+        ...
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Options:
+    """What the user asked for, checked; everything that decides what a batch looks like."""
+
+    batch_size: int
+    fields: tuple[str, ...]
+    as_tuple: bool
+    shuffle: Any
+    seed: int
+    tail: Tail
+    decode: FieldDecode | Mapping[str, FieldDecode]
+    layout: Literal["hwc", "chw"]
+    transform: Callable[..., Any] | None
+    collate: Callable[[list[Any]], Any] | None
+    on_error: Literal["raise", "skip"]
+    error_report: str | None
+    max_pixels: int
+    ranks: tuple[int, int] | None
+
+
+class ShardDataset(IterableDataset[Any]):
+    """Streams a shard set as ready-made batches, the same for any number of workers.
+
+        ds = ShardDataset("out/train", 256, fields=("jpg", "cls"), shuffle=True, decode=RandomResizedCrop(224))
+        for pictures, labels in StreamLoader(ds):      # uint8 (256, 224, 224, 3), int64 (256,)
+
+    Use it with `StreamLoader`, or with `DataLoader(ds, batch_size=None, num_workers=…)`: batches are made here.
+
+    source:     path or URL of a shard set, tars, a brace pattern (see `streamio.open`), or an opened ShardSet.
+    batch_size: samples of one batch on one rank.
+    fields:     a sequence of names: batches are tuples in this order (`"__key__"` is the key, `"__valid__"` the
+                mask of tail "pad"). None: batches are dicts of all fields and `"__key__"`.
+    shuffle:    False, True (= "block"), "global", "shards"; see `streamio.order.shuffle`. Reads ahead in no
+                buffer: the order is arithmetic of seed and epoch.
+    seed:       of the order and of all augmentation. The same on all ranks.
+    tail:       "even" (default): every sample once *and* as many batches on every rank, the last two steps
+                shared out; "drop": whole batches only; "pad": the last filled up and marked in `__valid__`.
+    decode:     an operation of `streamio.image` for all pictures, or {field: operation, or a function of the
+                raw bytes, or False for the raw bytes}. False: raw bytes of all fields. An operation draws the
+                same numbers for every field of a sample, so a picture and its mask are cropped alike.
+    layout:     of pictures: "hwc", or "chw" (no copy; torch's channels_last).
+    transform:  function of one sample (a dict of arrays, numbers, strings; not tensors), or of (sample, rng)
+                with a numpy Generator keyed by (seed, epoch, row). What it returns is collated; None drops the
+                sample from its batch.
+    collate:    function of a list of samples, instead of joining them field by field; may return anything.
+    on_error:   "raise", or "skip": samples that do not decode are left out of their batch, logged once each
+                (logger "streamio", level WARNING) and written to `error_report`.
+    error_report: path of a JSON-lines file that gets shard, row, key, field and error of skipped samples; all
+                workers append to it.
+    max_pixels: pictures with more are refused before they are decoded.
+    rank, world_size: instead of those of torch.distributed (or RANK and WORLD_SIZE); for data-parallel groups.
+
+    Raises UsageError at construction for what cannot work, and TailError where "even" cannot be, before the
+    first batch.
+    """
+
+    def __init__(
+        self,
+        source: str | os.PathLike[str] | Sequence[str] | Table,
+        batch_size: int,
+        *,
+        fields: Sequence[str] | None = None,
+        shuffle: bool | str = False,
+        seed: int = 0,
+        tail: Tail = "even",
+        decode: FieldDecode | Mapping[str, FieldDecode] = None,
+        layout: Literal["hwc", "chw"] = "hwc",
+        transform: Callable[..., Any] | None = None,
+        collate: Callable[[list[Any]], Any] | None = None,
+        on_error: Literal["raise", "skip"] = "raise",
+        error_report: str | os.PathLike[str] | None = None,
+        max_pixels: int = MAX_PIXELS,
+        rank: int | None = None,
+        world_size: int | None = None,
+    ) -> None:
+        self.table: Table = _open(source)
+        chosen, as_tuple = _choose_fields(self.table, fields, tail)
+        _check_choice("layout", layout, ("hwc", "chw"))
+        _check_choice("on_error", on_error, ("raise", "skip"))
+        self._options = _Options(
+            batch_size=batch_size, fields=chosen, as_tuple=as_tuple, shuffle=shuffle_mode(shuffle), seed=seed,
+            tail=tail, decode=decode, layout=layout, transform=transform, collate=collate, on_error=on_error,
+            error_report=None if error_report is None else os.path.abspath(error_report),
+            max_pixels=max_pixels, ranks=_given_ranks(rank, world_size),
+        )  # fmt: skip
+        self._epochs = EpochCounter()
+        self._parent_ranks: tuple[int, int] | None = None
+        _ = self._decoders
+        # The tail depends on the ranks, which may not be known yet; all else is refused now.
+        Plan(sizes=self.table.sizes, batch_size=batch_size, seed=seed, tail="pad")
+        _check_choice("tail", tail, ("even", "drop", "pad"))
+
+    def __len__(self) -> int:
+        """Batches that each rank gets in an epoch; exact."""
+        return self._plan(self._world(), epoch=0).steps
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration will be; every iteration advances it by one."""
+        return self._epochs.next
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the next one, in this process and in workers that live on."""
+        self._epochs.set(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        _refuse_batch_size(sys._getframe(1))
+        world, epoch = self._world(), self._epochs.begin()
+        return self._batches(self._plan(world, epoch), world)
+
+    def _batches(self, plan: Plan, world: World) -> Iterator[Any]:
+        self._epochs.started(plan.epoch)
+        for step in plan.batches(range(world.worker, plan.steps, world.workers), world.rank):
+            if self._user_code and get_worker_info() is not None:
+                seed_globals(batch_seed(plan.seed, plan.epoch, step.step, world.rank))
+            yield self.make_batch(step, plan.epoch)
+
+    def batch_bytes(self) -> int:
+        """About how much memory one batch takes, for deciding how many to make ahead."""
+        each = sum(_value_bytes(self._decoders[name], self.table.fields[name]) for name in self._decoders)
+        return each * self._options.batch_size
+
+    def make_batch(self, batch: BatchRows, epoch: int, alloc: Alloc = new_array) -> Any:
+        """The batch of these rows: read, decode, transform, collate. The same wherever it is made."""
+        rows, valid, keys = batch.rows, batch.valid, self.table.keys(batch.rows)
+        values, failures = self._read(rows, epoch, alloc)
+        if failures:
+            kept = self._left(rows, keys, failures)
+            rows, keys = rows[kept], [keys[i] for i in kept]
+            valid = None if valid is None else valid[kept]
+            values = {name: _take(value, kept) for name, value in values.items()}
+        values[KEY] = keys
+        if self._options.transform is not None or self._options.collate is not None:
+            return as_tensors(self._join_samples(values, rows, valid, epoch, alloc))
+        joined = {n: v if isinstance(v, np.ndarray) else stack(n, v, keys, alloc) for n, v in values.items()}
+        if valid is not None:
+            joined[VALID] = valid
+        return self._shape(as_tensors(joined))
+
+    def _read(self, rows: Rows, epoch: int, alloc: Alloc) -> tuple[dict[str, Values], list[Failure]]:
+        seed = self._options.seed
+        columns = self.table.gather(rows, list(self._decoders), alloc)
+        values: dict[str, Values] = {}
+        failures: list[Failure] = []
+        for name, decoder in self._decoders.items():
+            values[name], failed = decode_column(
+                decoder, columns[name], lambda i: generator(seed, epoch, int(rows[i])), alloc
+            )
+            failures += failed
+        return values, failures
+
+    def _left(self, rows: Rows, keys: list[str], failures: list[Failure]) -> NDArray[np.int64]:
+        """Indices that remain after failures: raised, or logged and reported, as the user wants."""
+        for failure in failures:
+            shard, row = self.table.locate(int(rows[failure.index]))
+            place = {"shard": shard, "row": row, "key": keys[failure.index], "field": failure.field}
+            failure.error.where = {**place, **failure.error.where}
+            if self._options.on_error == "raise":
+                raise failure.error
+            _log.warning("skipped %s: %s", type(failure.error).__name__, failure.error)
+            self._report(place, failure.error)
+        kept = np.setdiff1d(np.arange(len(rows)), [failure.index for failure in failures])
+        if kept.size == 0:
+            raise SampleError(
+                f"none of the {len(rows)} samples of a batch decodes; the first: {failures[0].error}",
+                fix="With on_error='skip' a batch may get smaller, not empty: look at the data or the decoder",
+            )
+        return kept
+
+    def _report(self, place: dict[str, Any], error: StreamioError) -> None:
+        if self._options.error_report is not None:
+            line = json.dumps({**place, "error": f"{type(error).__name__}: {error.found}"}, default=str)
+            with open(self._options.error_report, "a", encoding="ascii") as file:
+                file.write(line + "\n")
+
+    def _join_samples(
+        self, values: Mapping[str, Values], rows: Rows, valid: NDArray[np.bool_] | None, epoch: int, alloc: Alloc
+    ) -> Any:
+        """The way of the user's functions: one sample at a time."""
+        options = self._options
+        keys = values[KEY]
+        samples = [{name: value[i] for name, value in values.items()} for i in range(len(rows))]
+        if valid is not None:
+            for sample, real in zip(samples, valid.tolist(), strict=True):
+                sample[VALID] = real
+        if options.transform is not None:
+            samples = [self._transform(sample, int(row), epoch) for sample, row in zip(samples, rows, strict=True)]
+            kept = [i for i, sample in enumerate(samples) if sample is not None]
+            if not kept:
+                raise SampleError(f"transform returned None for all {len(samples)} samples of a batch")
+            samples, keys = [samples[i] for i in kept], [keys[i] for i in kept]
+        if options.collate is not None:
+            return options.collate(samples)
+        joined = collate_samples(samples, keys, alloc)
+        return self._as_tuple(joined) if options.as_tuple and isinstance(joined, dict) else joined
+
+    def _transform(self, sample: dict[str, Any], row: int, epoch: int) -> Any:
+        transform = self._options.transform
+        assert transform is not None
+        try:
+            if self._transform_takes_rng:
+                return transform(sample, generator(self._options.seed, epoch, row, TRANSFORM))
+            return transform(sample)
+        except Exception as error:
+            shard, local = self.table.locate(row)
+            raise TransformError(
+                f"transform raised {type(error).__name__}: {error}", shard=shard, row=local, key=sample[KEY]
+            ) from error
+
+    def _shape(self, batch: dict[str, Any]) -> Any:
+        """A batch of decoded fields in the layout and form that the user wants."""
+        if self._options.layout == "chw":
+            for name, decoder in self._decoders.items():
+                if (decoder.is_image or decoder.op is not None) and getattr(batch[name], "ndim", 0) == 4:
+                    batch[name] = channels_first(batch[name])
+        return self._as_tuple(batch) if self._options.as_tuple else batch
+
+    def _as_tuple(self, batch: Mapping[str, Any]) -> tuple[Any, ...]:
+        missing = [name for name in self._options.fields if name not in batch]
+        if missing:
+            raise UsageError(
+                f"the transform returned no {', '.join(missing)}, which fields= asks for",
+                fix="Return them, or return a tuple in the order you want",
+            )
+        return tuple(batch[name] for name in self._options.fields)
+
+    def _plan(self, world: World, epoch: int) -> Plan:
+        o = self._options
+        return Plan(
+            sizes=self.table.sizes, batch_size=o.batch_size, world_size=world.world_size, seed=o.seed, epoch=epoch,
+            shuffle=o.shuffle, tail=o.tail,
+        )  # fmt: skip
+
+    def _world(self) -> World:
+        return current_world(self._options.ranks, self._parent_ranks)
+
+    @cached_property
+    def _decoders(self) -> dict[str, FieldDecoder]:
+        specs = {name: self.table.fields[name] for name in self._options.fields if name not in (KEY, VALID)}
+        return make_decoders(
+            {name: spec.codec for name, spec in specs.items()}, self._options.decode, self._options.max_pixels,
+            {name: spec.shape for name, spec in specs.items()},
+        )  # fmt: skip
+
+    @property
+    def _user_code(self) -> bool:
+        """Whether a function of the user's runs here, which may draw from global generators."""
+        return bool(
+            self._options.transform or self._options.collate or any(d.function for d in self._decoders.values())
+        )
+
+    @cached_property
+    def _transform_takes_rng(self) -> bool:
+        return _takes_rng(self._options.transform)
+
+    def __getstate__(self) -> dict[str, Any]:
+        _check_picklable(self._options)
+        world = self._world()
+        return {
+            "table": self.table, "_options": self._options, "_epochs": self._epochs,
+            "_parent_ranks": (world.rank, world.world_size),
+        }  # fmt: skip
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+
+    def __repr__(self) -> str:
+        o = self._options
+        return f"ShardDataset({self.table!r}, batch_size={o.batch_size}, shuffle={o.shuffle!r}, tail={o.tail!r})"
+
+
+def _open(source: Any) -> Table:
+    """The source itself if it is a table, else the shard set at that place."""
+    return source if hasattr(source, "gather") else open_shards(source)
+
+
+def _choose_fields(table: Table, fields: Sequence[str] | None, tail: str) -> tuple[tuple[str, ...], bool]:
+    """(fields to deliver, whether as a tuple). Raises UsageError for names that are not there."""
+    if fields is None:
+        return tuple(table.fields), False
+    if isinstance(fields, str):
+        raise UsageError(f"fields={fields!r}", fix=f"Give a sequence of names: fields=({fields!r},)")
+    unknown = [name for name in fields if name not in table.fields and name not in (KEY, VALID)]
+    if unknown:
+        raise UsageError(
+            f"no field {', '.join(map(repr, unknown))}", fix=f"Fields: {', '.join(table.fields)}, {KEY}"
+        )
+    if (tail == "pad") != (VALID in fields):
+        raise UsageError(
+            f"tail={tail!r} with fields={tuple(fields)!r}",
+            fix=f"Batches of tail='pad' need their mask: name '{VALID}' in fields (and only with 'pad')",
+        )
+    return tuple(fields), True
+
+
+def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise UsageError(f"{name}={value!r}", fix=f"Use {' or '.join(map(repr, choices))}")
+
+
+def _given_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
+    if rank is None and world_size is None:
+        return None
+    if rank is None or world_size is None:
+        raise UsageError(f"rank={rank}, world_size={world_size}", fix="Give both or none")
+    return check_ranks(rank, world_size)
+
+
+def _refuse_batch_size(caller: FrameType) -> None:
+    """Raise if a DataLoader is about to collect our batches into batches of batches.
+
+    A data set is told nothing about the loader that reads it; the loader's fetcher, which calls `__iter__`, knows.
+    """
+    if caller.f_locals.get("auto_collation") is True:
+        raise UsageError(
+            "the DataLoader has a batch_size (1 if none is given), but ShardDataset makes whole batches",
+            fix="Write DataLoader(dataset, batch_size=None, …); the size of a batch is ShardDataset's batch_size",
+        )
+
+
+def _value_bytes(decoder: FieldDecoder, spec: FieldSpec) -> int:
+    """About how much memory one decoded value takes; 1 MB for a picture of unknown size, 1 KB for the rest."""
+    if decoder.op is not None and decoder.op.size is not None:
+        return 3 * decoder.op.size[0] * decoder.op.size[1]
+    if spec.dtype is not None and spec.shape is not None:
+        return np.dtype(spec.dtype).itemsize * int(np.prod(spec.shape))
+    return 1_000_000 if decoder.is_image and not decoder.raw else 1000
+
+
+def _take(values: Values, kept: NDArray[np.int64]) -> Values:
+    return values[kept] if isinstance(values, np.ndarray) else [values[i] for i in kept]
+
+
+def _takes_rng(function: Callable[..., Any] | None) -> bool:
+    """Whether a transform wants (sample, rng): a parameter called rng, or two without a default."""
+    try:
+        parameters = inspect.signature(function).parameters if function is not None else {}
+    except (TypeError, ValueError):
+        return False  # builtins have no signature; they take the sample
+    positional = [
+        p for p in parameters.values()
+        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
+    ]  # fmt: skip
+    return "rng" in parameters or len(positional) >= 2
+
+
+def _check_picklable(options: _Options) -> None:
+    """Name the argument that cannot go to a worker, before one is started (spawn and forkserver pickle)."""
+    functions: dict[str, Any] = {"transform": options.transform, "collate": options.collate}
+    if isinstance(options.decode, Mapping):
+        functions |= {f"decode[{field!r}]": how for field, how in options.decode.items()}
+    for name, function in functions.items():
+        try:
+            pickle.dumps(function)
+        except Exception as error:
+            raise UsageError(
+                f"{name}={function!r} cannot be sent to a worker process: {error}",
+                fix="Define it with 'def' (or as a class) at the top level of a module; a lambda or a function "
+                "inside a function only works with num_workers=0 or multiprocessing_context='fork'",
+            ) from error

@@ -1,0 +1,179 @@
+"""StreamLoader: a DataLoader with the settings that people get wrong set right, and errors that say what happened."""
+
+from __future__ import annotations
+
+import re
+import signal
+import traceback
+from collections.abc import Iterator
+from typing import Any, Literal
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from streamio.dataset import ShardDataset
+from streamio.errors import StreamioError, UsageError, WorkerDied, WorkerTimeout
+from streamio.loading.budget import PREFETCH_BYTES, batches_ahead, worker_count
+
+StartMethod = Literal["fork", "spawn", "forkserver"]
+
+
+class StreamLoader:
+    """Iterates over the batches of a `ShardDataset`, made in worker processes; one epoch an iteration.
+
+        loader = StreamLoader(ds)
+        for epoch in range(10):
+            for pictures, labels in loader: ...
+
+    Epochs advance by themselves (`set_epoch` goes elsewhere) and reach workers, which live on between epochs.
+    What a batch holds does not depend on any argument of the loader.
+
+    num_workers:    processes; 0 makes batches in this one. "auto": the CPUs that are really usable (affinity,
+                    cgroup quota), shared by the ranks of the node.
+    context:        "fork", "spawn" or "forkserver"; None is Python's default.
+    prefetch_bytes: memory for batches made ahead, over all workers.
+    pin_memory:     page-locked batches for copies to the GPU; "auto": where CUDA is available.
+    timeout:        seconds to wait for a batch before `WorkerTimeout`; 0 waits for ever.
+
+    Raises, while iterating: the exception of the data set itself (not a copy of its traceback), `WorkerDied` with
+    the signal and the likely cause, `WorkerTimeout`. In each of these cases no worker is left behind.
+    """
+
+    def __init__(
+        self,
+        dataset: ShardDataset,
+        *,
+        num_workers: int | Literal["auto"] = "auto",
+        context: StartMethod | None = None,
+        prefetch_bytes: int = PREFETCH_BYTES,
+        pin_memory: bool | Literal["auto"] = "auto",
+        timeout: float = 0,
+    ) -> None:
+        if not isinstance(dataset, ShardDataset):
+            raise UsageError(f"StreamLoader reads a ShardDataset, not {type(dataset).__name__}")
+        if timeout < 0:
+            raise UsageError(f"timeout={timeout}", fix="Give seconds, or 0 to wait for ever")
+        self.dataset = dataset
+        self.num_workers = worker_count(num_workers)
+        self._timeout = timeout
+        ahead = batches_ahead(dataset.batch_bytes(), max(1, self.num_workers), prefetch_bytes)
+        workers: dict[str, Any] = {}
+        if self.num_workers:
+            workers = {
+                "num_workers": self.num_workers, "persistent_workers": True, "prefetch_factor": ahead,
+                "multiprocessing_context": context, "timeout": timeout,
+            }  # fmt: skip
+        pin = torch.cuda.is_available() if pin_memory == "auto" else pin_memory
+        self._loader = DataLoader(_Guarded(dataset), batch_size=None, pin_memory=pin, **workers)
+
+    def __len__(self) -> int:
+        """Batches of one epoch; exact."""
+        return len(self.dataset)
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration will be."""
+        return self.dataset.epoch
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the next one."""
+        self.dataset.set_epoch(epoch)
+
+    def __iter__(self) -> Iterator[Any]:
+        len(self)  # whatever makes an epoch impossible is raised here, before any worker starts
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        try:
+            for batch in self._loader:
+                if isinstance(batch, _Raised):
+                    raise batch.error
+                yield batch
+        except RuntimeError as error:
+            self.close()
+            explained = _explain(error, self._timeout)
+            if explained is None:
+                raise
+            raise explained from error
+        except StreamioError:
+            self.close()
+            raise
+
+    def worker_pids(self) -> list[int]:
+        """Process ids of the workers that live now."""
+        return [w.pid for w in self._workers() if w.is_alive()]
+
+    def close(self) -> None:
+        """End the workers, at once and without waiting for what they do. The next iteration starts new ones."""
+        for worker in self._workers():
+            worker.kill()
+        iterator, self._loader._iterator = self._loader._iterator, None
+        del iterator
+
+    def _workers(self) -> list[Any]:
+        return list(getattr(self._loader._iterator, "_workers", ()))
+
+    def __repr__(self) -> str:
+        return f"StreamLoader({self.dataset!r}, num_workers={self.num_workers})"
+
+
+class _Raised:
+    """An exception on its way from a worker, at the place of the batch that it stopped."""
+
+    def __init__(self, error: StreamioError) -> None:
+        self.error = error
+        if error.__cause__ is not None:  # a cause does not travel; its traceback is what the user looks for
+            error.add_note("".join(traceback.format_exception(error.__cause__)))
+
+
+class _Guarded(IterableDataset[Any]):
+    """The data set, with its own exceptions handed over as values: a DataLoader would only copy their text."""
+
+    def __init__(self, dataset: ShardDataset) -> None:
+        self._dataset = dataset
+
+    def __len__(self) -> int:
+        return len(self._dataset)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self._guard(iter(self._dataset))
+
+    def _guard(self, batches: Iterator[Any]) -> Iterator[Any]:
+        try:
+            yield from batches
+        except StreamioError as error:
+            yield _Raised(error)
+
+
+_CAUSES = {
+    signal.SIGKILL: "likely out of memory: look at 'dmesg', use fewer workers or smaller batches",
+    signal.SIGBUS: "likely /dev/shm is full, or a shard was cut while it was read: look at 'df /dev/shm'",
+    signal.SIGSEGV: "a fault in a library: run with num_workers=0 and 'python -X faulthandler'",
+    signal.SIGTERM: "somebody ended it: a job scheduler, or the training script",
+}
+
+
+def _explain(error: RuntimeError, timeout: float) -> StreamioError | None:
+    """torch's RuntimeErrors about workers, as ours; None for any other."""
+    text = str(error)
+    if "DataLoader timed out" in text:
+        return WorkerTimeout(
+            f"no worker delivered a batch within {timeout:g} seconds",
+            fix="A worker hangs or storage stalls: look at the workers with 'py-spy dump', or raise timeout=",
+        )
+    found = re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\)", text)
+    if found is None:
+        return None
+    number = _signal_number(text)
+    if number is None:
+        return WorkerDied(f"worker process {found[1]} ended unexpectedly", fix="Run with num_workers=0 to see why")
+    cause = _CAUSES.get(number, "look at what it was doing: run with num_workers=0")
+    return WorkerDied(f"worker process {found[1]} was killed by signal {int(number)} ({number.name}); {cause}")
+
+
+def _signal_number(text: str) -> signal.Signals | None:
+    """The signal in "killed by signal: Killed." (glibc's words) or "… exit code: -9"."""
+    words = re.search(r"signal: ([^.]+)\.", text)
+    if words is None:
+        return None
+    return next((s for s in signal.Signals if signal.strsignal(s) == words[1].strip()), None)

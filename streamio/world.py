@@ -1,0 +1,151 @@
+"""Run facts, read when iteration starts: which rank of how many, which worker of how many, which epoch.
+
+They are not known when a data set is made: the process group may come later, workers certainly do. A worker
+under spawn is a new interpreter without a process group, so the facts of its parent travel in its pickle.
+"""
+
+from __future__ import annotations
+
+import os
+import weakref
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed
+from torch.utils.data import get_worker_info
+
+from streamio.errors import UsageError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class World:
+    """rank of world_size (0 … world_size - 1), worker of workers (0 of 1 in the main process)."""
+
+    rank: int = 0
+    world_size: int = 1
+    worker: int = 0
+    workers: int = 1
+
+
+def current_world(given: tuple[int, int] | None = None, parent: tuple[int, int] | None = None) -> World:
+    """The facts of this process now.
+
+    given:  (rank, world_size) from the user; goes before everything (for data-parallel groups of one's own).
+    parent: (rank, world_size) of the process that started this one as a worker.
+
+    Else `torch.distributed` if it is initialised, else the environment variables RANK and WORLD_SIZE, else a
+    world of one. Raises UsageError for values that make no sense.
+    """
+    info = get_worker_info()
+    ranks = given or _from_torch() or (parent if info is not None else None) or _from_environment(os.environ)
+    rank, world_size = check_ranks(*ranks)
+    if info is None:
+        return World(rank=rank, world_size=world_size)
+    return World(rank=rank, world_size=world_size, worker=info.id, workers=info.num_workers)
+
+
+def check_ranks(rank: int, world_size: int) -> tuple[int, int]:
+    """Give the pair back if it makes sense. Raises UsageError otherwise."""
+    if world_size < 1 or not 0 <= rank < world_size:
+        raise UsageError(f"rank {rank} of world_size {world_size}", fix="Ranks count from 0 to world_size - 1")
+    return int(rank), int(world_size)
+
+
+def _from_torch() -> tuple[int, int] | None:
+    if torch.distributed.is_available() and torch.distributed.is_initialized():
+        return torch.distributed.get_rank(), torch.distributed.get_world_size()
+    return None
+
+
+def _from_environment(environment: Mapping[str, str]) -> tuple[int, int]:
+    rank, size = environment.get("RANK"), environment.get("WORLD_SIZE")
+    if rank is None and size in (None, "", "1"):
+        return 0, 1
+    try:
+        return int(rank or ""), int(size or "")
+    except ValueError:
+        raise UsageError(
+            f"the environment says RANK={rank!r} and WORLD_SIZE={size!r}",
+            fix="Set both to numbers (torchrun does), or pass rank= and world_size=",
+        ) from None
+
+
+class EpochCounter:
+    """The number of the next epoch: one value for a data set and its copies in worker processes.
+
+    `for epoch in …: for batch in loader` advances it; `set` reaches workers that live on. Nothing is locked,
+    so that nothing can hang; instead every copy comes to the same number by itself:
+
+    - A new worker starts from what the value was when its parent forked or pickled it, which is before any
+      worker of that epoch began.
+    - A worker that lives on counts by itself, unless `set` was called since.
+    - Who begins an epoch writes down that the next one follows; all of its workers write the same number.
+    """
+
+    def __init__(self) -> None:
+        self._cell = torch.zeros(2, dtype=torch.int64).share_memory_()  # next epoch, calls of set
+        self._start: tuple[int, int] | None = None  # the cell when this process came to be
+        self._last: tuple[int, int] | None = None  # epoch begun here, calls of set seen
+        self._pid = os.getpid()
+        _counters.add(self)
+
+    def set(self, epoch: int) -> None:
+        """Make `epoch` the next one, here and in all workers."""
+        if epoch < 0:
+            raise UsageError(f"epoch {epoch}", fix="Epochs count from 0")
+        self._cell[0] = epoch
+        self._cell[1] += 1
+
+    @property
+    def next(self) -> int:
+        """The epoch that the next iteration of the main process will be."""
+        return int(self._cell[0])
+
+    def begin(self) -> int:
+        """The epoch that begins now, in this process. Call `started` with it when the first batch is asked for."""
+        if self._pid != os.getpid():
+            self._pid, self._last = os.getpid(), None
+        now = (int(self._cell[0]), int(self._cell[1]))
+        if get_worker_info() is None:
+            return now[0]
+        if self._last is None:
+            epoch, seen = self._start or now
+        elif self._last[1] != now[1]:
+            epoch, seen = now
+        else:
+            epoch, seen = self._last[0] + 1, now[1]
+        self._last = (epoch, seen)
+        return epoch
+
+    def started(self, epoch: int) -> None:
+        """Note that `epoch` runs, so that the next one is `epoch + 1`."""
+        if int(self._cell[0]) == epoch:
+            self._cell[0] = epoch + 1
+
+    def remember(self) -> None:
+        """Keep the value of now for a child process that is about to be made."""
+        self._start = (int(self._cell[0]), int(self._cell[1]))
+
+    def __getstate__(self) -> dict[str, Any]:
+        self.remember()
+        return {"cell": self._cell, "start": self._start}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        # Between processes torch hands over the shared cell; a plain copy gets one of its own.
+        self._cell = state["cell"] if state["cell"].is_shared() else state["cell"].clone().share_memory_()
+        self._start, self._last, self._pid = state["start"], None, os.getpid()
+        _counters.add(self)
+
+
+_counters: weakref.WeakSet[EpochCounter] = weakref.WeakSet()
+
+
+def _before_fork() -> None:
+    for counter in list(_counters):
+        counter.remember()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork)
