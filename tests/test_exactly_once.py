@@ -61,7 +61,7 @@ def test_every_sample_once_on_every_topology(
     )
     got: dict[Any, list[Any]] = defaultdict(list)
     for case, batch in loader:
-        got[case].append(content(batch))
+        got[tuple(case)].append(content(batch))  # DataLoader makes lists of tuples
     for case, batches in expected.items():
         assert Counter(got[case]) == Counter(batches), case
         assert len(got[case]) == lengths[case], case

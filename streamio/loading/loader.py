@@ -1,19 +1,22 @@
-"""StreamLoader: a DataLoader with the settings that people get wrong set right, and errors that say what happened."""
+"""StreamLoader: a DataLoader whose settings are right from the start, and whose errors say what happened."""
 
 from __future__ import annotations
 
-import re
 import signal
+import time
 import traceback
 from collections.abc import Iterator
 from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data._utils.signal_handling import _remove_worker_pids
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from streamio.dataset import ShardDataset
 from streamio.errors import StreamioError, UsageError, WorkerDied, WorkerTimeout
 from streamio.loading.budget import PREFETCH_BYTES, batches_ahead, worker_count
+from streamio.loading.watchdog import Watchdog
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
@@ -61,10 +64,12 @@ class StreamLoader:
         if self.num_workers:
             workers = {
                 "num_workers": self.num_workers, "persistent_workers": True, "prefetch_factor": ahead,
-                "multiprocessing_context": context, "timeout": timeout,
+                "multiprocessing_context": context,
             }  # fmt: skip
         pin = torch.cuda.is_available() if pin_memory == "auto" else pin_memory
-        self._loader = DataLoader(_Guarded(dataset), batch_size=None, pin_memory=pin, **workers)
+        self._loader = DataLoader(
+            _Guarded(dataset), batch_size=None, collate_fn=_as_it_is, pin_memory=pin, **workers
+        )
 
     def __len__(self) -> int:
         """Batches of one epoch; exact."""
@@ -84,37 +89,84 @@ class StreamLoader:
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
-        try:
-            for batch in self._loader:
-                if isinstance(batch, _Raised):
-                    raise batch.error
-                yield batch
-        except RuntimeError as error:
-            self.close()
-            explained = _explain(error, self._timeout)
-            if explained is None:
+        with Watchdog(self._timeout, self._kill_workers) as watchdog:
+            try:
+                watchdog.pat()
+                for batch in _without_signals(iter(self._loader)):
+                    watchdog.rest()
+                    if isinstance(batch, _Raised):
+                        raise batch.error
+                    yield batch
+                    watchdog.pat()
+            except StreamioError:
+                self._kill()
                 raise
-            raise explained from error
-        except StreamioError:
-            self.close()
-            raise
+            except (RuntimeError, OSError, EOFError) as error:
+                explained = self._timed_out() if watchdog.barked else self._death()
+                self._kill()
+                if explained is None:
+                    raise
+                raise explained from error
+
+    def _timed_out(self) -> WorkerTimeout:
+        return WorkerTimeout(
+            f"no worker delivered a batch within {self._timeout:g} seconds",
+            fix="A worker hangs or storage stalls: look at the workers with 'py-spy dump', or raise timeout=",
+        )
+
+    def _death(self) -> WorkerDied | None:
+        """What became of a worker that ended by itself, or None if all live.
+
+        A connection breaks a moment before the exit code of who broke it can be read.
+        """
+        deadline = time.monotonic() + 0.5
+        while time.monotonic() < deadline:
+            for worker in self._workers():
+                if worker.exitcode not in (None, 0):
+                    return WorkerDied(f"worker process {worker.pid} {_how_it_ended(worker.exitcode)}")
+            time.sleep(0.01)
+        return None
 
     def worker_pids(self) -> list[int]:
         """Process ids of the workers that live now."""
         return [w.pid for w in self._workers() if w.is_alive()]
 
     def close(self) -> None:
-        """End the workers, at once and without waiting for what they do. The next iteration starts new ones."""
+        """End the workers and wait for them. The next iteration starts new ones."""
+        iterator, self._loader._iterator = self._loader._iterator, None
+        if isinstance(iterator, _MultiProcessingDataLoaderIter):
+            iterator._shutdown_workers()  # type: ignore[no-untyped-call]
+
+    def _kill(self) -> None:
+        """End the workers although one of them died or hangs: a stopped process would not hear a request."""
+        self._kill_workers()
+        self.close()
+
+    def _kill_workers(self) -> None:
         for worker in self._workers():
             worker.kill()
-        iterator, self._loader._iterator = self._loader._iterator, None
-        del iterator
 
     def _workers(self) -> list[Any]:
         return list(getattr(self._loader._iterator, "_workers", ()))
 
     def __repr__(self) -> str:
         return f"StreamLoader({self.dataset!r}, num_workers={self.num_workers})"
+
+
+def _as_it_is(batch: Any) -> Any:
+    """In the place of torch's default, which walks through the batch and makes lists of its tuples."""
+    return batch
+
+
+def _without_signals(iterator: Any) -> Any:
+    """Take the workers from torch's handler of SIGCHLD, which would raise wherever the training loop then is.
+
+    torch also looks after them every 5 seconds while it waits for a batch, and raises there.
+    """
+    if isinstance(iterator, _MultiProcessingDataLoaderIter):
+        _remove_worker_pids(id(iterator))
+        iterator._worker_pids_set = False
+    return iterator
 
 
 class _Raised:
@@ -145,7 +197,7 @@ class _Guarded(IterableDataset[Any]):
             yield _Raised(error)
 
 
-_CAUSES = {
+_CAUSES: dict[int, str] = {
     signal.SIGKILL: "likely out of memory: look at 'dmesg', use fewer workers or smaller batches",
     signal.SIGBUS: "likely /dev/shm is full, or a shard was cut while it was read: look at 'df /dev/shm'",
     signal.SIGSEGV: "a fault in a library: run with num_workers=0 and 'python -X faulthandler'",
@@ -153,27 +205,10 @@ _CAUSES = {
 }
 
 
-def _explain(error: RuntimeError, timeout: float) -> StreamioError | None:
-    """torch's RuntimeErrors about workers, as ours; None for any other."""
-    text = str(error)
-    if "DataLoader timed out" in text:
-        return WorkerTimeout(
-            f"no worker delivered a batch within {timeout:g} seconds",
-            fix="A worker hangs or storage stalls: look at the workers with 'py-spy dump', or raise timeout=",
-        )
-    found = re.search(r"DataLoader worker \(pid\(?s?\)? ([\d, ]+)\)", text)
-    if found is None:
-        return None
-    number = _signal_number(text)
-    if number is None:
-        return WorkerDied(f"worker process {found[1]} ended unexpectedly", fix="Run with num_workers=0 to see why")
-    cause = _CAUSES.get(number, "look at what it was doing: run with num_workers=0")
-    return WorkerDied(f"worker process {found[1]} was killed by signal {int(number)} ({number.name}); {cause}")
-
-
-def _signal_number(text: str) -> signal.Signals | None:
-    """The signal in "killed by signal: Killed." (glibc's words) or "… exit code: -9"."""
-    words = re.search(r"signal: ([^.]+)\.", text)
-    if words is None:
-        return None
-    return next((s for s in signal.Signals if signal.strsignal(s) == words[1].strip()), None)
+def _how_it_ended(exitcode: int) -> str:
+    if exitcode > 0:
+        return f"ended with exit code {exitcode}: look at what it printed, or run with num_workers=0"
+    number = -exitcode
+    name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
+    cause = _CAUSES.get(number, "run with num_workers=0 to see what it was doing")
+    return f"was killed by signal {number} ({name}); {cause}"
