@@ -1,0 +1,54 @@
+"""Pictures made smaller while they are packed, once instead of in every epoch."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from streamio.codecs.base import Data
+from streamio.codecs.pixels import Mode, decode_image
+from streamio.codecs.raster import Kind, encode_image
+from streamio.codecs.sniff import Head, looks_like, read_head
+from streamio.errors import DecodeError
+from streamio.image import Resize, max_side_size, short_side_size
+
+_LOSSY = ("jpeg", "webp")
+
+
+def recode(
+    data: Data, *, resize_short: int | None = None, max_side: int | None = None, quality: int | None = None
+) -> bytes:
+    """A picture made smaller and written again; the very same bytes where nothing has to change.
+
+    resize_short: its shorter side becomes this long; max_side: its longer side at most this long (both
+                  given: first one, then the other). Pictures are never made larger.
+    quality:      jpeg and webp are written again at this quality even if their size stays.
+
+    jpeg, png and webp stay what they are, other kinds become png (of several frames, the first). What is
+    written is upright and holds the numbers that decoding gives: 8 bits, CMYK as RGB, transparency kept
+    where there was some, grey kept grey in a jpeg. EXIF and colour profiles are left behind, as decoding
+    ignores profiles too. Raises DecodeError as `decode_image` does.
+    """
+    head = read_head(data)
+    if head is None:
+        raise DecodeError(f"no picture but {looks_like(data)}", fix="Leave it out")
+    width, height = _smaller(*head.upright, resize_short, max_side)
+    again = quality is not None and head.kind in _LOSSY
+    if (width, height) == head.upright and not again:
+        return bytes(data)
+    pixels = decode_image(data, Resize((height, width)), mode=_mode(head))
+    if pixels.shape[2] == 4 and (pixels[:, :, 3] == 255).all():
+        pixels = pixels[:, :, :3]
+    kind: Kind = next((k for k in get_args(Kind) if k == head.kind), "png")
+    return encode_image(pixels, kind, quality if kind in _LOSSY else None)
+
+
+def _mode(head: Head) -> Mode:
+    if head.kind == "jpeg":
+        return "L" if head.channels == 1 else "RGB"
+    return "RGBA"
+
+
+def _smaller(width: int, height: int, resize_short: int | None, max_side: int | None) -> tuple[int, int]:
+    if resize_short is not None and min(width, height) > resize_short:
+        width, height = short_side_size(width, height, resize_short)
+    return (width, height) if max_side is None else max_side_size(width, height, max_side)
