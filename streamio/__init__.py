@@ -40,8 +40,9 @@ if TYPE_CHECKING:
         WorkerTimeout,
     )
     from streamio.loading.loader import StreamLoader
-    from streamio.packing.pack import pack, write
+    from streamio.packing.pack import pack
     from streamio.packing.report import PackReport, Progress
+    from streamio.packing.stream import write
     from streamio.shards.shardset import ShardSet
     from streamio.shards.shardset import open_shards as open
 
@@ -54,8 +55,9 @@ _HOMES = {
         "StreamioError", "TailError", "TransformError", "UsageError", "WorkerDied", "WorkerError", "WorkerTimeout",
     ),
     "streamio.loading.loader": ("StreamLoader",),
-    "streamio.packing.pack": ("pack", "write"),
+    "streamio.packing.pack": ("pack",),
     "streamio.packing.report": ("PackReport", "Progress"),
+    "streamio.packing.stream": ("write",),
     "streamio.shards.shardset": ("ShardSet",),
 }  # fmt: skip
 """Where each public name lives. Modules load on first use: `import streamio` stays fast, and free of torch."""

@@ -92,6 +92,7 @@ def test_split_07_len_is_the_number_of_batches_whenever_it_is_asked(tmp_path: Pa
         grid = list(grid)[::5]  # type: ignore[assignment]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message="This DataLoader will create")  # fewer CPUs than workers
         for n, batch, world, tail in grid:
             dataset = ShardDataset(sets[n], batch, tail=tail, rank=world - 1, world_size=world)  # type: ignore[arg-type]
             loader = DataLoader(dataset, batch_size=None, num_workers=workers)

@@ -9,10 +9,12 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streamio.codecs import codec_named, decode_image, transform_image
+from streamio.codecs import IMAGES, codec_named, decode_image, transform_image
 from streamio.errors import DecodeError, StreamioError, UsageError
 from streamio.image import ImageOp
 from streamio.types import Alloc, ArrayColumn, Column
+
+IMAGE_CODECS = frozenset(codec.name for codec in IMAGES)
 
 Values: TypeAlias = NDArray[Any] | list[Any]
 """One field of a batch: an array (n, …) where all values came into one, else a list of n."""
@@ -65,9 +67,6 @@ class FieldDecoder:
         if self.is_image:
             return decode_image(data, self.op, rng, out=out, max_pixels=self.max_pixels)
         return codec_named(self.codec).decode(data)
-
-
-IMAGE_CODECS = frozenset({"jpeg", "png", "webp", "bmp", "gif", "tiff", "pnm"})
 
 
 def make_decoders(

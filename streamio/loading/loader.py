@@ -163,7 +163,7 @@ def _without_signals(iterator: Any) -> Any:
 
     torch also looks after them every 5 seconds while it waits for a batch, and raises there.
     """
-    if isinstance(iterator, _MultiProcessingDataLoaderIter):
+    if isinstance(iterator, _MultiProcessingDataLoaderIter) and iterator._worker_pids_set:
         _remove_worker_pids(id(iterator))
         iterator._worker_pids_set = False
     return iterator
