@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import inspect
 import json
 import logging
 import os
-import pickle
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -21,6 +19,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from streamio.batching.collate import collate as collate_samples
 from streamio.batching.collate import stack
 from streamio.batching.decode import Failure, FieldDecode, FieldDecoder, Values, decode_column, make_decoders
+from streamio.batching.functions import as_samples, check_picklable, takes_rng
 from streamio.batching.tensors import as_tensors, channels_first
 from streamio.codecs import MAX_PIXELS
 from streamio.errors import SampleError, StreamioError, TransformError, UsageError
@@ -81,6 +80,13 @@ class _Options:
     error_report: str | None
     max_pixels: int
     ranks: tuple[int, int] | None
+
+    def functions(self) -> dict[str, Any]:
+        """The user's functions, by the words for them in the call."""
+        functions: dict[str, Any] = {"transform": self.transform, "collate": self.collate}
+        if isinstance(self.decode, Mapping):
+            functions |= {f"decode[{field!r}]": how for field, how in self.decode.items()}
+        return functions
 
 
 class ShardDataset(IterableDataset[Any]):
@@ -182,7 +188,7 @@ class ShardDataset(IterableDataset[Any]):
 
     def batch_bytes(self) -> int:
         """About how much memory one batch takes, for deciding how many to make ahead."""
-        each = sum(_value_bytes(self._decoders[name], self.table.fields[name]) for name in self._decoders)
+        each = sum(d.value_bytes(self.table.fields[name]) for name, d in self._decoders.items())
         return each * self._options.batch_size
 
     def make_batch(self, batch: BatchRows, epoch: int, alloc: Alloc = new_array) -> Any:
@@ -243,21 +249,25 @@ class ShardDataset(IterableDataset[Any]):
     ) -> Any:
         """The way of the user's functions: one sample at a time."""
         options = self._options
-        keys = values[KEY]
-        samples = [{name: value[i] for name, value in values.items()} for i in range(len(rows))]
+        keys: list[str] = list(values[KEY])
         if valid is not None:
-            for sample, real in zip(samples, valid.tolist(), strict=True):
-                sample[VALID] = real
+            values = {**values, VALID: valid}
+        samples = as_samples(values, len(rows))
         if options.transform is not None:
-            samples = [self._transform(sample, int(row), epoch) for sample, row in zip(samples, rows, strict=True)]
-            kept = [i for i, sample in enumerate(samples) if sample is not None]
+            made = [self._transform(sample, int(row), epoch) for sample, row in zip(samples, rows, strict=True)]
+            kept = [i for i, sample in enumerate(made) if sample is not None]
             if not kept:
                 raise SampleError(f"transform returned None for all {len(samples)} samples of a batch")
-            samples, keys = [samples[i] for i in kept], [keys[i] for i in kept]
+            samples, keys = [made[i] for i in kept], [keys[i] for i in kept]
+            valid = None if valid is None else valid[kept]
         if options.collate is not None:
             return options.collate(samples)
         joined = collate_samples(samples, keys, alloc)
-        return self._as_tuple(joined) if options.as_tuple and isinstance(joined, dict) else joined
+        if not isinstance(joined, dict):
+            return joined
+        if valid is not None:  # a transform may have left it out; a padded batch without it is a wrong one
+            joined[VALID] = valid
+        return self._as_tuple(joined) if options.as_tuple else joined
 
     def _transform(self, sample: dict[str, Any], row: int, epoch: int) -> Any:
         transform = self._options.transform
@@ -276,7 +286,7 @@ class ShardDataset(IterableDataset[Any]):
         """A batch of decoded fields in the layout and form that the user wants."""
         if self._options.layout == "chw":
             for name, decoder in self._decoders.items():
-                if (decoder.is_image or decoder.op is not None) and getattr(batch[name], "ndim", 0) == 4:
+                if decoder.is_picture and getattr(batch[name], "ndim", 0) == 4:
                     batch[name] = channels_first(batch[name])
         return self._as_tuple(batch) if self._options.as_tuple else batch
 
@@ -302,10 +312,7 @@ class ShardDataset(IterableDataset[Any]):
     @cached_property
     def _decoders(self) -> dict[str, FieldDecoder]:
         specs = {name: self.table.fields[name] for name in self._options.fields if name not in (KEY, VALID)}
-        return make_decoders(
-            {name: spec.codec for name, spec in specs.items()}, self._options.decode, self._options.max_pixels,
-            {name: spec.shape for name, spec in specs.items()},
-        )  # fmt: skip
+        return make_decoders(specs, self._options.decode, self._options.max_pixels)
 
     @property
     def _user_code(self) -> bool:
@@ -316,10 +323,10 @@ class ShardDataset(IterableDataset[Any]):
 
     @cached_property
     def _transform_takes_rng(self) -> bool:
-        return _takes_rng(self._options.transform)
+        return takes_rng(self._options.transform) if self._options.transform is not None else False
 
     def __getstate__(self) -> dict[str, Any]:
-        _check_picklable(self._options)
+        check_picklable(self._options.functions())
         world = self._world()
         return {
             "table": self.table, "_options": self._options, "_epochs": self._epochs,
@@ -383,43 +390,5 @@ def _refuse_batch_size(caller: FrameType) -> None:
         )
 
 
-def _value_bytes(decoder: FieldDecoder, spec: FieldSpec) -> int:
-    """About how much memory one decoded value takes; 1 MB for a picture of unknown size, 1 KB for the rest."""
-    if decoder.op is not None and decoder.op.size is not None:
-        return 3 * decoder.op.size[0] * decoder.op.size[1]
-    if spec.dtype is not None and spec.shape is not None:
-        return np.dtype(spec.dtype).itemsize * int(np.prod(spec.shape))
-    return 1_000_000 if decoder.is_image and not decoder.raw else 1000
-
-
 def _take(values: Values, kept: NDArray[np.int64]) -> Values:
     return values[kept] if isinstance(values, np.ndarray) else [values[i] for i in kept]
-
-
-def _takes_rng(function: Callable[..., Any] | None) -> bool:
-    """Whether a transform wants (sample, rng): a parameter called rng, or two without a default."""
-    try:
-        parameters = inspect.signature(function).parameters if function is not None else {}
-    except (TypeError, ValueError):
-        return False  # builtins have no signature; they take the sample
-    positional = [
-        p for p in parameters.values()
-        if p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) and p.default is p.empty
-    ]  # fmt: skip
-    return "rng" in parameters or len(positional) >= 2
-
-
-def _check_picklable(options: _Options) -> None:
-    """Name the argument that cannot go to a worker, before one is started (spawn and forkserver pickle)."""
-    functions: dict[str, Any] = {"transform": options.transform, "collate": options.collate}
-    if isinstance(options.decode, Mapping):
-        functions |= {f"decode[{field!r}]": how for field, how in options.decode.items()}
-    for name, function in functions.items():
-        try:
-            pickle.dumps(function)
-        except Exception as error:
-            raise UsageError(
-                f"{name}={function!r} cannot be sent to a worker process: {error}",
-                fix="Define it with 'def' (or as a class) at the top level of a module; a lambda or a function "
-                "inside a function only works with num_workers=0 or multiprocessing_context='fork'",
-            ) from error

@@ -15,4 +15,4 @@ def seed_globals(seed: int) -> None:
     """
     random.seed(seed)
     np.random.seed(seed & 0xFFFFFFFF)
-    torch.random.default_generator.manual_seed(seed)
+    torch.default_generator.manual_seed(seed)

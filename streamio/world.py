@@ -85,7 +85,7 @@ class EpochCounter:
     """
 
     def __init__(self) -> None:
-        self._cell = torch.zeros(2, dtype=torch.int64).share_memory_()  # next epoch, calls of set
+        self._cell = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]  # next epoch, calls of set
         self._start: tuple[int, int] | None = None  # the cell when this process came to be
         self._last: tuple[int, int] | None = None  # epoch begun here, calls of set seen
         self._pid = os.getpid()

@@ -98,6 +98,25 @@ def test_an_operation_applies_to_raw_pictures_by_name(tmp_path: Path, fmt: str) 
     assert torch.equal(cropped[0], torch.from_numpy(pixels[8:24, 8:24]))
 
 
+def test_raw_pictures_are_pictures(tmp_path: Path, fmt: str) -> None:
+    pixels = np.arange(16 * 16 * 3, dtype=np.uint8).reshape(16, 16, 3)
+    streamio.write([{"x": pixels, "cls": 1}] * 3, tmp_path / "s", format=fmt)
+    batch = read(tmp_path / "s", 3, decode=RandomResizedCrop(8), layout="chw")[0]
+    assert batch["x"].shape == (3, 3, 8, 8)
+
+
+def only_class(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"cls": sample["cls"]}
+
+
+def test_a_padded_batch_has_its_mask_whatever_a_transform_returns(tmp_path: Path) -> None:
+    path = make_set(tmp_path / "s", 5)
+    last = read(path, 4, tail="pad", transform=only_class)[1]
+    assert last["cls"].tolist() == [4, 0, 1, 2] and last["__valid__"].tolist() == [True, False, False, False]
+    fields = ("cls", "__valid__")
+    assert read(path, 4, tail="pad", fields=fields, transform=only_class)[1][1].tolist() == [True, False, False, False]
+
+
 def with_square(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "square": sample["cls"] ** 2}
 
@@ -225,7 +244,8 @@ class TestBadSamples:
         ({"decode": {"png": None}}, "decode names the fields png"),
         ({"decode": {"txt": Resize(4)}}, "'txt', which is no picture"),
         ({"decode": "rgb"}, "decode='rgb'"),
-        ({"fields": ("txt",), "decode": Resize(4)}, "no field is a picture"),
+        ({"fields": ("txt",), "decode": Resize(4)}, "none of the fields txt is a picture"),
+        ({"decode": {"cls": int}}, "'cls', which holds numbers and not bytes"),
     ],
 )
 def test_what_cannot_work_is_refused_at_construction(tmp_path: Path, options: dict[str, Any], message: str) -> None:

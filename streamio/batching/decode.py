@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -12,9 +12,11 @@ from numpy.typing import NDArray
 from streamio.codecs import IMAGES, codec_named, decode_image, transform_image
 from streamio.errors import DecodeError, StreamioError, UsageError
 from streamio.image import ImageOp
+from streamio.shards.manifest import FieldSpec
 from streamio.types import Alloc, ArrayColumn, Column
 
 IMAGE_CODECS = frozenset(codec.name for codec in IMAGES)
+NUMBER_CODECS = frozenset({"int", "float", "bool"})
 
 Values: TypeAlias = NDArray[Any] | list[Any]
 """One field of a batch: an array (n, …) where all values came into one, else a list of n."""
@@ -41,6 +43,7 @@ class FieldDecoder:
     """How one field becomes a value. At most one of op, function and raw is set.
 
     codec:      name of the codec (from the manifest).
+    is_picture: see the function of this name.
     op:         decode-time operation of pictures.
     function:   the user's, from the raw bytes to any value.
     raw:        hand over bytes.
@@ -49,14 +52,19 @@ class FieldDecoder:
 
     field: str
     codec: str
+    is_picture: bool
     op: ImageOp | None = None
     function: Callable[[bytes], Any] | None = None
     raw: bool = False
     max_pixels: int
 
-    @property
-    def is_image(self) -> bool:
-        return self.codec in IMAGE_CODECS
+    def value_bytes(self, spec: FieldSpec) -> int:
+        """About how much memory one value takes; 1 MB for a picture of unknown size, 1 KB for unknown others."""
+        if self.op is not None and self.op.size is not None:
+            return 3 * self.op.size[0] * self.op.size[1]
+        if spec.dtype is not None and spec.shape is not None:
+            return np.dtype(spec.dtype).itemsize * int(np.prod(spec.shape))
+        return 1_000_000 if self.is_picture and not self.raw else 1000
 
     def decode(self, data: memoryview, rng: np.random.Generator | None, out: NDArray[np.uint8] | None) -> Any:
         """One value from its bytes; pictures go into `out` where it is given."""
@@ -64,79 +72,84 @@ class FieldDecoder:
             return bytes(data)
         if self.function is not None:
             return self.function(bytes(data))
-        if self.is_image:
+        if self.codec in IMAGE_CODECS:
             return decode_image(data, self.op, rng, out=out, max_pixels=self.max_pixels)
         return codec_named(self.codec).decode(data)
 
 
 def make_decoders(
-    codecs: Mapping[str, str],
-    decode: FieldDecode | Mapping[str, FieldDecode],
-    max_pixels: int,
-    array_shapes: Mapping[str, tuple[int, ...] | None],
+    specs: Mapping[str, FieldSpec], decode: FieldDecode | Mapping[str, FieldDecode], max_pixels: int
 ) -> dict[str, FieldDecoder]:
     """A decoder for each field, from what the user said for all of them or for some by name.
 
-    codecs: field -> codec name, of the fields that will be read. An operation for all fields goes to the
-    pictures only. Raises UsageError for fields that are not there and for operations on what is no picture.
+    specs: the fields that will be read. An operation for all fields goes to the pictures only. Raises
+    UsageError for fields that are not there and for operations on what is no picture.
     """
     if isinstance(decode, Mapping):
-        unknown = sorted(set(decode) - set(codecs))
+        unknown = sorted(set(decode) - set(specs))
         if unknown:
             raise UsageError(
                 f"decode names the fields {', '.join(unknown)}",
-                fix=f"The fields that are read: {', '.join(codecs)}",
+                fix=f"The fields that are read: {', '.join(specs)}",
             )
-        return {f: _decoder(f, c, decode.get(f), max_pixels, array_shapes.get(f)) for f, c in codecs.items()}
-    pictures = {f for f, c in codecs.items() if c in IMAGE_CODECS}
-    if decode not in (None, False) and not isinstance(decode, ImageOp):
+        return {field: _decoder(field, spec, decode.get(field), max_pixels) for field, spec in specs.items()}
+    if decode is False:
+        return {field: _decoder(field, spec, False, max_pixels) for field, spec in specs.items()}
+    if decode is not None and not isinstance(decode, ImageOp):
         raise UsageError(
             f"decode={decode!r} for all fields",
             fix="Give an operation of streamio.image, or a mapping {field: operation or function}",
         )
-    if isinstance(decode, ImageOp) and not pictures:
-        raise UsageError(f"decode={decode!r}, but no field is a picture", fix="Name the field: decode={'image': …}")
+    if decode is not None and not any(map(is_picture, specs.values())):
+        raise UsageError(f"decode={decode!r}, but none of the fields {', '.join(specs)} is a picture")
     return {
-        f: _decoder(f, c, decode if decode is False or f in pictures else None, max_pixels, array_shapes.get(f))
-        for f, c in codecs.items()
+        field: _decoder(field, spec, decode if is_picture(spec) else None, max_pixels)
+        for field, spec in specs.items()
     }
 
 
-def _decoder(
-    field: str, codec: str, how: FieldDecode, max_pixels: int, array_shape: tuple[int, ...] | None
-) -> FieldDecoder:
+def is_picture(spec: FieldSpec) -> bool:
+    """Pictures are encoded files, and uint8 arrays of one shape (height, width, 1, 3 or 4)."""
+    if spec.codec in IMAGE_CODECS:
+        return True
+    return spec.dtype == "|u1" and spec.shape is not None and len(spec.shape) == 3 and spec.shape[2] in (1, 3, 4)
+
+
+def _decoder(field: str, spec: FieldSpec, how: FieldDecode, max_pixels: int) -> FieldDecoder:
+    plain = FieldDecoder(field=field, codec=spec.codec, is_picture=is_picture(spec), max_pixels=max_pixels)
+    if how is None or how is True:
+        return plain
     if how is False:
-        return FieldDecoder(field=field, codec=codec, raw=True, max_pixels=max_pixels)
+        return replace(plain, raw=True)
     if isinstance(how, ImageOp):
-        raw_picture = array_shape is not None and len(array_shape) == 3 and array_shape[2] in (1, 3, 4)
-        if codec not in IMAGE_CODECS and not raw_picture:
+        if not plain.is_picture:
             raise UsageError(f"decode gives {how!r} for the field '{field}', which is no picture")
-        return FieldDecoder(field=field, codec=codec, op=how, max_pixels=max_pixels)
-    if callable(how):
-        return FieldDecoder(field=field, codec=codec, function=how, max_pixels=max_pixels)
-    if how is not None and how is not True:
+        return replace(plain, op=how)
+    if not callable(how):
         raise UsageError(
             f"decode gives {how!r} for the field '{field}'",
             fix="Use an operation of streamio.image, a function of bytes, None (usual) or False (raw bytes)",
         )
-    return FieldDecoder(field=field, codec=codec, max_pixels=max_pixels)
+    if spec.shape is not None or spec.codec in NUMBER_CODECS:
+        raise UsageError(
+            f"decode gives a function for the field '{field}', which holds numbers and not bytes",
+            fix="There is nothing to decode; change values in transform=",
+        )
+    return replace(plain, function=how)
 
 
 def decode_column(decoder: FieldDecoder, column: Column, rng: Rng, alloc: Alloc) -> tuple[Values, list[Failure]]:
     """The values of one field of a batch, and what failed (undefined in an array, None in a list)."""
     if isinstance(column, ArrayColumn):
-        return _from_array(decoder, column.values, rng, alloc), []
-    size = decoder.op.size if decoder.op is not None and decoder.is_image else None
+        return _from_array(decoder.op, column.values, rng, alloc), []
+    size = decoder.op.size if decoder.op is not None else None
     if size is None:
         return _decode_each(decoder, column.values, rng, [None] * len(column))
     pixels = alloc((len(column), *size, 3), np.dtype(np.uint8))
     return pixels, _decode_each(decoder, column.values, rng, list(pixels), required=True)[1]
 
 
-def _from_array(decoder: FieldDecoder, values: NDArray[Any], rng: Rng, alloc: Alloc) -> Values:
-    if decoder.function is not None:
-        return [decoder.function(value.tobytes()) for value in values]
-    op = decoder.op
+def _from_array(op: ImageOp | None, values: NDArray[Any], rng: Rng, alloc: Alloc) -> Values:
     if op is None:
         return values
     if op.size is None:

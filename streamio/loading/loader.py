@@ -10,7 +10,9 @@ from typing import Any, Literal
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data._utils.signal_handling import _remove_worker_pids
+from torch.utils.data._utils.signal_handling import (  # type: ignore[attr-defined]
+    _remove_worker_pids,
+)
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from streamio.dataset import ShardDataset
@@ -135,7 +137,7 @@ class StreamLoader:
         """End the workers and wait for them. The next iteration starts new ones."""
         iterator, self._loader._iterator = self._loader._iterator, None
         if isinstance(iterator, _MultiProcessingDataLoaderIter):
-            iterator._shutdown_workers()  # type: ignore[no-untyped-call]
+            iterator._shutdown_workers()
 
     def _kill(self) -> None:
         """End the workers although one of them died or hangs: a stopped process would not hear a request."""
