@@ -20,6 +20,8 @@
         ├── WorkerDied
         └── WorkerTimeout
 
+    ShardWarning (UserWarning)            a shard is readable, but not quite what it should be
+
 A message has three parts: what was found, where (shard, row, key, field, path), what to do about it.
 The code that finds a fault knows the first; layers above it add the second with `where`.
 """
@@ -49,7 +51,9 @@ class StreamioError(Exception):
     def __str__(self) -> str:
         place = _place(self.where)
         text = f"{place}: {self.found}" if place else self.found
-        return f"{text.rstrip('.')}. {self.fix}" if self.fix else text
+        if not self.fix:
+            return text
+        return f"{text}{self.fix}" if text.endswith("\n") else f"{text.rstrip('.')}. {self.fix}"
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (type(self), self.found, self.fix, self.where, getattr(self, "__notes__", []))
@@ -141,6 +145,10 @@ class MissingShard(ShardError):
 
 class CorruptShard(ShardError):
     """The bytes of a shard are not those that were written."""
+
+
+class ShardWarning(UserWarning):
+    """A shard is readable, but not quite what it should be; the text names it and says what was left out."""
 
 
 class SampleError(StreamioError):

@@ -1,0 +1,101 @@
+"""What the writers of all formats share: the rules for keys and field names, and the border for I/O errors.
+
+The rules are those of the strictest format, so that a set in one format can be written in any other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from streamio.errors import StorageError, UsageError
+
+KEY = "__key__"
+"""The name under which LMDB and HDF5 shards hold the keys; no field may be called so."""
+
+
+class Names:
+    """The keys that a writer has taken so far, in order, as bytes."""
+
+    def __init__(self, shard: str) -> None:
+        self._shard = shard
+        self._keys: dict[bytes, None] = {}
+        self._good_fields: set[tuple[str, ...]] = set()
+
+    def __len__(self) -> int:
+        return len(self._keys)
+
+    def keys(self) -> list[bytes]:
+        return list(self._keys)
+
+    def add(self, key: str, fields: Mapping[str, Any]) -> bytes:
+        """Take a sample's key and give its bytes.
+
+        Raises UsageError for a key that came before or that cannot be a file name, and for such fields;
+        then nothing is taken.
+        """
+        raw = self._checked_key(key)
+        names = tuple(fields)
+        if names not in self._good_fields:
+            self._check_fields(key, names)
+            self._good_fields.add(names)
+        self._keys[raw] = None
+        return raw
+
+    def _checked_key(self, key: str) -> bytes:
+        if not isinstance(key, str) or not key or "\0" in key or key.endswith("/"):
+            raise self._refused(f"{key!r} cannot be a key", "A key is a path as 'cat/img_7': str, not empty, "
+                                "no zero byte, no '/' at its end")  # fmt: skip
+        raw = self._encoded(key, "key")
+        if raw in self._keys:
+            raise self._refused(f"the key {key!r} comes twice", "Give each sample a key of its own")
+        return raw
+
+    def _check_fields(self, key: str, names: tuple[str, ...]) -> None:
+        if not names:
+            raise self._refused(f"the sample {key!r} has no fields", "Give it at least one, as 'jpg' or 'cls'")
+        for name in names:
+            if name == KEY or not name.strip(".") or "/" in name or "\0" in name:
+                raise self._refused(f"{name!r} cannot be a field (sample {key!r})",
+                                    "A field is named like a file extension: 'jpg', 'seg.png'")  # fmt: skip
+            self._encoded(name, "field")
+
+    def _encoded(self, name: str, kind: str) -> bytes:
+        try:
+            return encoded(name)
+        except UnicodeEncodeError as error:
+            raise self._refused(f"the {kind} {name!r} has no bytes: {error.reason}",
+                                "Take keys from os.fsdecode, or without surrogates") from error  # fmt: skip
+
+    def _refused(self, found: str, fix: str) -> UsageError:
+        return UsageError(found, fix=fix, shard=self._shard)
+
+
+def encoded(name: str) -> bytes:
+    """The bytes of a key or field: UTF-8, and what was not UTF-8 in a file name as it was (PEP 383)."""
+    return name.encode("utf-8", "surrogateescape")
+
+
+def decoded(raw: bytes) -> str:
+    return raw.decode("utf-8", "surrogateescape")
+
+
+@contextmanager
+def storage_errors(path: Path, *foreign: type[Exception]) -> Iterator[None]:
+    """Turn OSError, and the exceptions of a format's library, into StorageError that names the file."""
+    kinds: tuple[type[Exception], ...] = (OSError, *foreign)
+    try:
+        yield
+    except kinds as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise StorageError(reason, fix="Check free space and permissions", path=str(path)) from error
+
+
+def discard(path: Path, close: Callable[[], object]) -> None:
+    """Close what is open and remove the file, whatever fails on the way: a full disk must not hide its cause."""
+    with suppress(Exception):
+        close()
+    with suppress(OSError):
+        path.unlink(missing_ok=True)
