@@ -193,17 +193,18 @@ class ShardDataset(IterableDataset[Any]):
 
     def make_batch(self, batch: BatchRows, epoch: int, alloc: Alloc = new_array) -> Any:
         """The batch of these rows: read, decode, transform, collate. The same wherever it is made."""
-        rows, valid, keys = batch.rows, batch.valid, self.table.keys(batch.rows)
+        rows, valid = batch.rows, batch.valid
         values, failures = self._read(rows, epoch, alloc)
         if failures:
-            kept = self._left(rows, keys, failures)
-            rows, keys = rows[kept], [keys[i] for i in kept]
-            valid = None if valid is None else valid[kept]
+            kept = self._left(rows, failures)
+            rows, valid = rows[kept], None if valid is None else valid[kept]
             values = {name: _take(value, kept) for name, value in values.items()}
-        values[KEY] = keys
         if self._options.transform is not None or self._options.collate is not None:
             return as_tensors(self._join_samples(values, rows, valid, epoch, alloc))
+        keys = _Keys(self.table, rows)
         joined = {n: v if isinstance(v, np.ndarray) else stack(n, v, keys, alloc) for n, v in values.items()}
+        if KEY in self._options.fields:
+            joined[KEY] = self.table.keys(rows)
         if valid is not None:
             joined[VALID] = valid
         return self._shape(as_tensors(joined))
@@ -220,11 +221,12 @@ class ShardDataset(IterableDataset[Any]):
             failures += failed
         return values, failures
 
-    def _left(self, rows: Rows, keys: list[str], failures: list[Failure]) -> NDArray[np.int64]:
+    def _left(self, rows: Rows, failures: list[Failure]) -> NDArray[np.int64]:
         """Indices that remain after failures: raised, or logged and reported, as the user wants."""
         for failure in failures:
             shard, row = self.table.locate(int(rows[failure.index]))
-            place = {"shard": shard, "row": row, "key": keys[failure.index], "field": failure.field}
+            key = _Keys(self.table, rows)[failure.index]
+            place = {"shard": shard, "row": row, "key": key, "field": failure.field}
             failure.error.where = {**place, **failure.error.where}
             if self._options.on_error == "raise":
                 raise failure.error
@@ -249,9 +251,8 @@ class ShardDataset(IterableDataset[Any]):
     ) -> Any:
         """The way of the user's functions: one sample at a time."""
         options = self._options
-        keys: list[str] = list(values[KEY])
-        if valid is not None:
-            values = {**values, VALID: valid}
+        keys = self.table.keys(rows)
+        values = {**values, KEY: keys, **({} if valid is None else {VALID: valid})}
         samples = as_samples(values, len(rows))
         if options.transform is not None:
             made = [self._transform(sample, int(row), epoch) for sample, row in zip(samples, rows, strict=True)]
@@ -349,7 +350,7 @@ def _open(source: Any) -> Table:
 def _choose_fields(table: Table, fields: Sequence[str] | None, tail: str) -> tuple[tuple[str, ...], bool]:
     """(fields to deliver, whether as a tuple). Raises UsageError for names that are not there."""
     if fields is None:
-        return tuple(table.fields), False
+        return (*table.fields, KEY), False
     if isinstance(fields, str):
         raise UsageError(f"fields={fields!r}", fix=f"Give a sequence of names: fields=({fields!r},)")
     unknown = [name for name in fields if name not in table.fields and name not in (KEY, VALID)]
@@ -388,6 +389,20 @@ def _refuse_batch_size(caller: FrameType) -> None:
             "the DataLoader has a batch_size (1 if none is given), but ShardDataset makes whole batches",
             fix="Write DataLoader(dataset, batch_size=None, …); the size of a batch is ShardDataset's batch_size",
         )
+
+
+class _Keys(Sequence[str]):
+    """The keys of a batch, read only when a message needs one."""
+
+    def __init__(self, table: Table, rows: Rows) -> None:
+        self._table, self._rows = table, rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def __getitem__(self, index: Any) -> Any:
+        keys = self._table.keys(np.atleast_1d(self._rows[index]))
+        return keys if isinstance(index, slice) else keys[0]
 
 
 def _take(values: Values, kept: NDArray[np.int64]) -> Values:
