@@ -21,7 +21,7 @@ class Watchdog:
         self._seconds, self._bark = seconds, bark
         self._deadline = float("inf")
         self._over = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="streamio-watchdog", daemon=True)
+        self._thread: threading.Thread | None = None
 
     def pat(self) -> None:
         """The wait begins now."""
@@ -39,7 +39,10 @@ class Watchdog:
                 return
 
     def __enter__(self) -> Self:
+        # Made here: a thread that is never started would keep us, and so the loader behind `bark`, in a circle
+        # that only the garbage collector breaks, and torch then waits 5 seconds for each worker.
         if self._seconds:
+            self._thread = threading.Thread(target=self._watch, name="streamio-watchdog", daemon=True)
             self._thread.start()
         return self
 
@@ -47,5 +50,5 @@ class Watchdog:
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self._over.set()
-        if self._seconds:
+        if self._thread is not None:
             self._thread.join()
