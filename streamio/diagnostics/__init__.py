@@ -1,0 +1,1 @@
+"""Answers to: is this set whole?"""

@@ -1,0 +1,304 @@
+"""An opened set: many shards as one table, in rows of the whole set. `ShardSet` is its face."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from difflib import get_close_matches
+from functools import cached_property, partial
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamio.codecs import codec_for
+from streamio.codecs.arrays import NpyCodec
+from streamio.codecs.text import NumberCodec
+from streamio.errors import DecodeError, UsageError, where
+from streamio.shards.foreign import PATTERN, ForeignFiles
+from streamio.shards.index import Keys
+from streamio.shards.manifest import MANIFEST_NAME, FieldSpec
+from streamio.shards.pool import ReaderPool
+from streamio.shards.reader import ShardReader
+from streamio.shards.setfiles import LocalFiles, RemoteFiles, SetFiles
+from streamio.storage.files import is_url, redact
+from streamio.types import Alloc, ArrayColumn, Column, ListColumn, Rows
+
+KEY = "__key__"
+_SEARCHED_KEYS = 20_000
+
+
+class _Part(NamedTuple):
+    """Rows of one shard within a batch: `rows[i]` of the shard goes to place `at[i]` (None: to i)."""
+
+    reader: ShardReader
+    rows: Rows
+    at: NDArray[np.int64] | None
+
+
+class OpenedSet:
+    """All shards of a set. Raises at once if the set is not whole; shards and indexes open when they are used.
+
+    max_open: shards that a process holds open, each with two file descriptors.
+    """
+
+    def __init__(self, files: SetFiles, max_open: int) -> None:
+        self.files = files
+        self.manifest = files.manifest
+        self.sizes = np.array([shard.samples for shard in self.manifest.shards], np.int64)
+        self.ends = np.cumsum(self.sizes)
+        self.samples = int(self.ends[-1]) if len(self.ends) else 0
+        self.columns = SetColumns(files)
+        # Not a method of ours: the ring of references would keep dropped sets open until garbage is collected.
+        self.pool = ReaderPool(partial(open_reader, files), max_open)
+
+    def locate(self, row: int) -> tuple[int, int]:
+        """(shard, row in the shard)."""
+        shard = int(np.searchsorted(self.ends, row, side="right"))
+        return shard, row - int(self.ends[shard] - self.sizes[shard])
+
+    def spec(self, field: str) -> FieldSpec:
+        spec = self.manifest.fields.get(field)
+        if spec is None:
+            more = "; keys come from keys(rows)" if field == KEY else ""
+            raise UsageError(f"no field '{field}'{more}", fix=f"Fields: {', '.join(self.manifest.fields)}")
+        return spec
+
+    def gather(self, rows: Rows, fields: Sequence[str], alloc: Alloc) -> dict[str, Column]:
+        specs = [(field, self.spec(field)) for field in fields]
+        parts = self._parts(rows)
+        columns: dict[str, Column] = {}
+        for field, spec in specs:
+            with where(field=field):
+                columns[field] = _column(spec, parts, len(rows), alloc)
+        return columns
+
+    def _parts(self, rows: Rows) -> list[_Part]:
+        """The rows, shard by shard. For no rows a part of the first shard, which knows the fields' kinds."""
+        if len(rows) == 0:
+            return [_Part(self.pool.get(0), rows, None)] if len(self.sizes) else []
+        shards = np.searchsorted(self.ends, rows, side="right")
+        local = rows - (self.ends - self.sizes)[shards]
+        if (shards == shards[0]).all():
+            return [_Part(self.pool.get(int(shards[0])), local, None)]
+        order = np.argsort(shards, kind="stable")
+        cuts = np.flatnonzero(np.diff(shards[order])) + 1
+        return [_Part(self.pool.get(int(shards[at[0]])), local[at], at) for at in np.split(order, cuts)]
+
+    def sample(self, row: int) -> dict[str, Any]:
+        """One row with its key: numbers as numbers, arrays as arrays, all else as the bytes that are stored."""
+        shard, local = self.locate(row)
+        reader = self.pool.get(shard)
+        sample: dict[str, Any] = {KEY: reader.index.keys[local]}
+        for field, spec in self.manifest.fields.items():
+            value = _value(reader, local, spec)
+            if value is not None:
+                sample[field] = value
+        return sample
+
+    def keys(self, rows: Rows) -> list[str]:
+        keys: list[str] = [""] * len(rows)
+        for reader, local, at in self._parts(rows):
+            found = reader.index.keys.take(local)
+            for place, key in zip(range(len(rows)) if at is None else at.tolist(), found, strict=True):
+                keys[place] = key
+        return keys
+
+    def find(self, key: str) -> int:
+        """The row of a key. Raises KeyError with keys like it."""
+        for number in range(len(self.sizes)):
+            row = _row_of(self.files.index(number).keys, key.encode("utf-8", "surrogateescape"))
+            if row is not None:
+                return int(self.ends[number] - self.sizes[number]) + row
+        # The usual slips: a path with its extension, or without its folders.
+        last = key.rpartition("/")[2]
+        stem = last.rpartition(".")[0] or last
+        near = [self.keys(np.array([row]))[0] for row, _ in zip(self._rows_with(stem), range(3), strict=False)]
+        if not near:
+            first = self.keys(np.arange(min(self.samples, _SEARCHED_KEYS)))
+            near = get_close_matches(key, first, 3)
+        raise KeyError(f"no sample '{key}'" + (f"; there are {', '.join(map(repr, near))}" if near else ""))
+
+    def _rows_with(self, text: str) -> Iterator[int]:
+        """Rows whose key holds the text, from the first on."""
+        raw = text.encode("utf-8", "surrogateescape")
+        if not raw:
+            return
+        for number in range(len(self.sizes)):
+            keys = self.files.index(number).keys
+            first = int(self.ends[number] - self.sizes[number])
+            for match in re.finditer(re.escape(raw), keys.blob.data):
+                row = int(np.searchsorted(keys.offsets, match.start(), side="right")) - 1
+                if match.end() <= keys.offsets[row + 1]:
+                    yield first + row
+
+
+class SetColumns(Mapping[str, NDArray[Any]]):
+    """The columns of all shards end to end, each made when it is first asked for and then kept; read-only.
+
+    A column of the set is one that every shard has in one dtype. What is known about a field (`jpg.width`) is
+    -1 or nan in shards without that field.
+    """
+
+    def __init__(self, files: SetFiles) -> None:
+        self._files = files
+        self._made: dict[str, NDArray[Any]] = {}
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        column = self._made.get(name)
+        if column is None:
+            if name not in self._dtypes:
+                raise KeyError(f"no column '{name}'; there are {', '.join(self._dtypes) or 'none'}")
+            column = self._made[name] = self._join(name)
+        return column
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._dtypes)
+
+    def __len__(self) -> int:
+        return len(self._dtypes)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._dtypes
+
+    def __repr__(self) -> str:
+        return f"columns {', '.join(self._dtypes)}"
+
+    @cached_property
+    def _stored(self) -> dict[str, str]:
+        return {spec.stored: field for field, spec in self._files.manifest.fields.items()}
+
+    @cached_property
+    def _dtypes(self) -> dict[str, np.dtype[Any]]:
+        seen: dict[str, set[np.dtype[Any]]] = {}
+        shards = len(self._files.manifest.shards)
+        shards_with: dict[str, int] = {}
+        for number in range(shards):
+            for stored, column in self._files.index(number).columns.items():
+                seen.setdefault(stored, set()).add(column.dtype)
+                shards_with[stored] = shards_with.get(stored, 0) + 1
+        alike = {
+            self._shown(stored): kinds.pop()
+            for stored, kinds in seen.items()
+            if not stored.startswith("__")
+            and len(kinds) == 1
+            and (shards_with[stored] == shards or stored not in self._stored)
+        }
+        return dict(sorted(alike.items()))
+
+    def _shown(self, stored: str) -> str:
+        """A column's name for users: `x.int` -> `x`, `x.jpg.width` -> `x.width` where x is stored as x.jpg."""
+        if stored in self._stored:
+            return self._stored[stored]
+        field, _, fact = stored.rpartition(".")
+        return f"{self._stored.get(field, field)}.{fact}"
+
+    def _join(self, name: str) -> NDArray[Any]:
+        dtype = self._dtypes[name]
+        pieces = []
+        for number, shard in enumerate(self._files.manifest.shards):
+            columns = self._files.index(number).columns
+            piece = next((column for stored, column in columns.items() if self._shown(stored) == name), None)
+            unknown = np.nan if dtype.kind == "f" else -1
+            pieces.append(np.full(shard.samples, unknown, dtype) if piece is None else piece)
+        joined: NDArray[Any] = np.concatenate(pieces)
+        joined.flags.writeable = False
+        return joined
+
+
+def find_files(
+    source: str | tuple[str, ...], cache: str | os.PathLike[str] | None, *, check: bool = True
+) -> SetFiles:
+    """Which kind of source it is; raises UsageError for what is none. `check`: refuse a local set not whole."""
+    if not isinstance(source, str):
+        return ForeignFiles(source, cache)
+    path = source.partition("?")[0] if is_url(source) else source
+    if path.endswith("/" + MANIFEST_NAME) and (is_url(source) or os.path.isfile(source)):
+        # Behind the name of a web address may come a query, which stays.
+        source = "".join(source.rsplit("/" + MANIFEST_NAME, 1))
+        return RemoteFiles(source, cache) if is_url(source) else LocalFiles(source, check=check)
+    if is_url(source):
+        shard = path.endswith((".tar", ".lmdb", ".h5")) or "{" in path
+        return ForeignFiles((source,), cache) if shard else RemoteFiles(source, cache)
+    if os.path.isdir(source):
+        return LocalFiles(source, check=check)
+    if os.path.isfile(source) or PATTERN & set(source):
+        return ForeignFiles((source,), cache)
+    raise UsageError(f"{redact(source)} is not there", fix="Give the folder of a packed set, or tars")
+
+
+def open_reader(files: SetFiles, number: int) -> ShardReader:
+    """A reader of one shard of a set; it is fetched first where it is not on this machine."""
+    name = files.manifest.shards[number].name
+    with where(shard=name), files.hold(number) as path:
+        return ShardReader(path, files.index(number), name)
+
+
+def _row_of(keys: Keys, key: bytes) -> int | None:
+    """The first row with this key, by comparing all keys of its length at once."""
+    rows = np.flatnonzero(np.diff(keys.offsets) == len(key))
+    letters = keys.blob[keys.offsets[rows][:, None] + np.arange(len(key))]
+    found = rows[(letters == np.frombuffer(key, np.uint8)).all(axis=1)]
+    return int(found[0]) if len(found) else None
+
+
+def _column(spec: FieldSpec, parts: Sequence[_Part], count: int, alloc: Alloc) -> Column:
+    layouts = {part.reader.layout(spec.stored) for part in parts}
+    layout = layouts.pop() if len(layouts) == 1 else None
+    if spec.dtype is not None and spec.shape is not None:
+        layout = np.dtype(spec.dtype), spec.shape
+    elif layout is not None and any(_holds_arrays(part.reader, spec.stored) for part in parts):
+        # Alike in these shards by chance: a batch of others would come as a list, so this one does.
+        layout = None
+    if layout is None:
+        return _list_column(spec.stored, parts, count)
+    out = alloc((count, *layout[1]), layout[0])
+    for reader, rows, at in parts:
+        with where(shard=reader.name):
+            reader.gather(rows, spec.stored, out, at)
+    return ArrayColumn(out)
+
+
+def _list_column(stored: str, parts: Sequence[_Part], count: int) -> ListColumn:
+    if len(parts) == 1 and parts[0].reader.layout(stored) is None:
+        column = parts[0].reader.gather(parts[0].rows, stored)
+        assert isinstance(column, ListColumn)
+        return column
+    values: list[memoryview | NDArray[Any] | None] = [None] * count
+    for reader, rows, at in parts:
+        for place, row in zip(range(count) if at is None else at.tolist(), rows.tolist(), strict=True):
+            values[place] = _one(reader, row, stored)
+    return ListColumn(values)
+
+
+def _one(reader: ShardReader, row: int, stored: str) -> memoryview | NDArray[Any] | None:
+    """One item of a list: an array, or bytes as any format has them (HDF5 keeps numbers as numbers)."""
+    value = reader.value(row, stored)
+    codec = codec_for(stored)
+    if isinstance(value, np.ndarray) and isinstance(codec, NumberCodec):
+        return memoryview(codec.encode(value))
+    return value
+
+
+def _holds_arrays(reader: ShardReader, stored: str) -> bool:
+    index = reader.index.fields.get(stored)
+    return index is not None and index.is_array and not isinstance(codec_for(stored), NumberCodec)
+
+
+def _value(reader: ShardReader, row: int, spec: FieldSpec) -> Any:
+    """A value for people: a number or array where the bytes hold one, else the bytes."""
+    numbers = reader.index.columns.get(spec.stored)
+    if numbers is not None:
+        return numbers[row].item()
+    value = _one(reader, row, spec.stored)
+    if not isinstance(value, memoryview):
+        return value
+    codec = codec_for(spec.stored)
+    if not isinstance(codec, NpyCodec | NumberCodec):
+        return bytes(value)
+    try:
+        found = codec.decode(value)
+        return np.array(found) if isinstance(found, np.ndarray) else found
+    except DecodeError:
+        return bytes(value)
