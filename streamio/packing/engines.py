@@ -1,0 +1,171 @@
+"""Where the shards are written: in this process, or in worker processes on this machine.
+
+A worker is a fresh interpreter that is told to serve jobs over a pipe. Unlike a process pool it never
+imports the caller's `__main__`, so `streamio.pack` may stand anywhere in a script; and unlike a fork it is
+safe in a process with threads. It ends as soon as its pack does, however that ends.
+
+    parent                                worker
+      Job                 ->                 write_shard(job)
+      (samples, files, bytes)  <-            now and then
+      ShardDone or an exception  <-
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import queue
+import signal
+import subprocess
+import sys
+import threading
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from multiprocessing import Pipe
+from multiprocessing.connection import Connection, wait
+from typing import Any, TypeAlias
+
+from streamio.errors import StreamioError, WorkerDied, WorkerError
+from streamio.packing.walk import Tick
+from streamio.packing.write import Job, ShardDone, write_shard
+
+_Pipe: TypeAlias = "Connection[Any, Any]"
+
+
+def usable_cpus() -> int:
+    """CPUs that this process may run on: affinity, and the quota of its cgroup."""
+    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with contextlib.suppress(OSError, ValueError):
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()
+            cpus = min(cpus, max(1, int(quota) // int(period)))
+    return cpus
+
+
+def run(jobs: Sequence[Job], workers: int, tick: Tick, *, inherit: Sequence[int] = ()) -> list[ShardDone]:
+    """Do all jobs; results in the order of the jobs, whoever did them.
+
+    inherit: file descriptors that the workers keep open (the lock of the output).
+    Raises what a job raised, and WorkerDied, naming the shard, if a worker ends without being told to. Then
+    all workers are gone.
+    """
+    if workers <= 1 or len(jobs) <= 1:
+        return [write_shard(job, tick) for job in jobs]
+    done: list[ShardDone | None] = [None] * len(jobs)
+    team: list[_Worker] = []
+    try:
+        for _ in range(min(workers, len(jobs))):
+            team.append(_Worker(inherit))  # noqa: PERF401  (those that did start must be ended)
+        for number, result in _work(team, jobs, tick):
+            done[number] = result
+    finally:
+        for worker in team:
+            worker.kill()
+    return [result for result in done if result is not None]
+
+
+def _work(team: list[_Worker], jobs: Sequence[Job], tick: Tick) -> Iterator[tuple[int, ShardDone]]:
+    """Hand out jobs in order, one to each worker that is free; gives results as they come."""
+    waiting = iter(enumerate(jobs))
+    busy: dict[_Pipe, tuple[_Worker, int]] = {}
+    for worker, (number, job) in zip(team, waiting, strict=False):
+        worker.send(job)
+        busy[worker.pipe] = worker, number
+    while busy:
+        for pipe in wait(list(busy)):
+            worker, number = busy[pipe]  # type: ignore[index]
+            kind, answer = worker.receive(jobs[number])
+            if kind == "tick":
+                tick(*answer)
+                continue
+            if kind == "error":
+                raise answer
+            yield number, answer
+            del busy[worker.pipe]
+            for following, job in waiting:
+                worker.send(job)
+                busy[worker.pipe] = worker, following
+                break
+
+
+class _Worker:
+    """A worker process, seen from the parent."""
+
+    def __init__(self, inherit: Sequence[int]) -> None:
+        self.pipe, theirs = Pipe()
+        code = f"import sys; sys.path[:] = {sys.path!r}; from {__name__} import serve; serve({theirs.fileno()})"
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-X", f"utf8={sys.flags.utf8_mode}", "-c", code],
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.DEVNULL,
+                pass_fds=(theirs.fileno(), *inherit),
+                process_group=0,  # a Ctrl-C in the terminal goes to the parent alone
+            )
+        except OSError as error:
+            self.pipe.close()
+            raise WorkerError(f"no worker process could be started: {error}", fix="Use --workers 1") from error
+        finally:
+            theirs.close()
+
+    def send(self, job: Job) -> None:
+        try:
+            self.pipe.send(job)
+        except (BrokenPipeError, ConnectionResetError):
+            raise self._died(job) from None
+
+    def receive(self, job: Job) -> tuple[str, Any]:
+        try:
+            message: tuple[str, Any] = self.pipe.recv()
+        except (EOFError, ConnectionResetError):
+            raise self._died(job) from None
+        return message
+
+    def kill(self) -> None:
+        """End it; between jobs there is nothing that could be lost."""
+        self.pipe.close()
+        with contextlib.suppress(ProcessLookupError):
+            self._process.kill()
+        self._process.wait()
+
+    def _died(self, job: Job) -> WorkerDied:
+        code = self._process.wait()
+        how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
+        hint = "Perhaps the memory ran out: " if code == -signal.SIGKILL else ""
+        return WorkerDied(
+            f"a worker process {how} while it wrote shard {job.number} of '{job.split}'; nothing was packed",
+            fix=f"{hint}Try again with fewer workers",
+        )
+
+
+def serve(descriptor: int) -> None:
+    """Do jobs until the pipe is closed. Runs in the worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    pipe: _Pipe = Connection(descriptor)
+    jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    threading.Thread(target=_listen, args=(pipe, jobs.put), daemon=True).start()
+
+    def tell(kind: str, answer: Any) -> None:
+        try:
+            pipe.send((kind, answer))
+        except OSError:
+            os._exit(1)
+
+    while True:
+        job = jobs.get()
+        try:
+            tell("done", write_shard(job, lambda *counts: tell("tick", counts)))
+        except StreamioError as error:
+            tell("error", error)
+        except Exception as error:
+            text = "".join(traceback.format_exception(error))
+            tell("error", WorkerError(f"a worker process failed on shard {job.number}: {error!r}\n{text}"))
+
+
+def _listen(pipe: _Pipe, put: Callable[[Job], None]) -> None:
+    """Receive jobs; end the process at once when the parent is done or gone, even in the middle of a job."""
+    try:
+        while True:
+            put(pipe.recv())
+    except (EOFError, OSError):
+        os._exit(0)

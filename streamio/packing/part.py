@@ -1,0 +1,115 @@
+"""One shard on its way: the format's writer, its columns, and the index that goes beside it."""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import xxhash
+from numpy.typing import NDArray
+
+from streamio.codecs import as_array, codec_for, encode_field
+from streamio.codecs.arrays import NpyCodec
+from streamio.codecs.text import NumberCodec
+from streamio.errors import DecodeError
+from streamio.shards.base import ShardFormat
+from streamio.shards.columns import ColumnBuilder
+from streamio.shards.index import INDEX_SUFFIX, MISSING
+
+Stored = bytes | NDArray[Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FieldFacts:
+    """One stored field of one shard: how many rows have it, and what all its arrays look like."""
+
+    samples: int
+    dtype: str | None
+    shape: tuple[int, ...] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartDone:
+    """A part that is finished: sizes, xxh3-64 of the shard and of its index (hex), fields by stored name."""
+
+    path: str
+    samples: int
+    bytes: int
+    checksum: str
+    index_checksum: str
+    fields: Mapping[str, FieldFacts]
+
+
+class Part:
+    """Collects one shard. Calls: `add` any number of times, then `finish` or `abort`, once."""
+
+    def __init__(self, path: str, format: ShardFormat) -> None:
+        self._path = path
+        self._writer = format.create(Path(path))
+        self._columns = ColumnBuilder()
+        self.samples = 0
+
+    def add(self, key: str, fields: Mapping[str, Stored]) -> None:
+        """Append a sample: stored name -> value from `as_stored`, in the order of writing."""
+        self._writer.write(key, fields)
+        self._columns.add(fields)
+        self.samples += 1
+
+    def finish(self) -> PartDone:
+        index = dataclasses.replace(self._writer.close(), columns=self._columns.finish())
+        index.save(self._path + INDEX_SUFFIX)
+        fields = {
+            name: FieldFacts(
+                samples=int(np.count_nonzero(at.sizes != MISSING)),
+                dtype=None if at.dtype is None else at.dtype.str,
+                shape=at.shape,
+            )
+            for name, at in index.fields.items()
+        }
+        return PartDone(
+            path=self._path, samples=index.samples, bytes=index.shard_bytes, fields=fields,
+            checksum=file_checksum(self._path), index_checksum=file_checksum(self._path + INDEX_SUFFIX),
+        )  # fmt: skip
+
+    def abort(self) -> None:
+        self._writer.abort()
+
+
+def as_stored(name: str, value: Any, takes_arrays: bool) -> Stored:
+    """A value as the format wants it: arrays and numbers as arrays if it takes them, else as bytes.
+
+    Bytes are kept as they are. Raises UsageError, naming the field, for what the field cannot hold.
+    """
+    codec = codec_for(name)
+    if takes_arrays and isinstance(codec, NpyCodec):
+        return _array(codec, value)
+    if type(value) is bytes:
+        return value
+    data = encode_field(name, value)
+    if takes_arrays and isinstance(codec, NumberCodec):
+        return np.asarray(codec.decode(data))
+    return data
+
+
+def _array(codec: NpyCodec, value: Any) -> Stored:
+    """An array, also from the bytes of an npy file; bytes that are none are kept as the other formats do."""
+    if not isinstance(value, bytes):
+        return as_array(value)
+    try:
+        return as_array(codec.decode(value))
+    except DecodeError:
+        return value
+
+
+def file_checksum(path: str | os.PathLike[str]) -> str:
+    """xxh3-64 of a file that was just written, and so is in memory still."""
+    state = xxhash.xxh3_64()
+    with open(path, "rb", buffering=0) as file:
+        while block := file.read(1 << 20):
+            state.update(block)
+    return state.hexdigest()

@@ -1,0 +1,178 @@
+"""What a sample to pack is, and how file names become keys and fields."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections import Counter
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+from streamio.codecs.base import BYTES, codec_for
+from streamio.codecs.raster import is_image_field
+from streamio.packing.report import Skipped, named, plural, shown
+
+
+class Sample(NamedTuple):
+    """One sample before it is read. A tuple, since there may be millions.
+
+    files:  (field, path below the root of the scan, bytes on disk), in the order of writing.
+    values: (field, value) for what comes from folders and tables: `("cls", 3)`.
+    """
+
+    key: str
+    files: tuple[tuple[str, str, int], ...]
+    values: tuple[tuple[str, Any], ...] = ()
+
+    @property
+    def bytes(self) -> int:
+        return sum(size for _, _, size in self.files)
+
+    def value(self, name: str) -> Any:
+        """The value of a field that does not come from a file, or None."""
+        return dict(self.values).get(name)
+
+
+NO_EXTENSION = "bin"
+"""The field of a file whose name has no extension."""
+_COMPRESSED = frozenset({"gz", "zst", "bz2", "xz"})
+_EXTENSION = re.compile(r"(?!__)[0-9A-Za-z_+-]{1,16}")
+_MEDIA = frozenset(
+    [
+        "npy",
+        "npz",
+        "wav",
+        "flac",
+        "mp3",
+        "ogg",
+        "opus",
+        "m4a",
+        "aac",
+        "aiff",
+        "mp4",
+        "avi",
+        "mkv",
+        "mov",
+        "webm",
+        "m4v",
+        "mpg",
+        "mpeg",
+        "nii",
+        "dcm",
+        "ply",
+        "obj",
+        "stl",
+        "las",
+    ]
+)
+
+
+def split_name(path: str) -> tuple[str, str]:
+    """Key and field of a file: `("cat/a.b", "jpg")` for `cat/a.b.JPG`, `("x", "nii.gz")` for `x.nii.gz`.
+
+    An extension is up to 16 ASCII letters, digits, `_`, `+` and `-`; a name without one is all key, and its
+    field is `bin`.
+    """
+    start = path.rfind("/") + 1
+    dot = path.rfind(".")
+    extension = _field(path[dot + 1 :]) if dot > start else ""
+    if not extension:
+        return path, NO_EXTENSION
+    if extension in _COMPRESSED:
+        inner = path.rfind(".", start + 1, dot)
+        inside = _field(path[inner + 1 : dot]) if inner > start else ""
+        if inside:
+            return path[:inner], f"{inside}.{extension}"
+    return path[:dot], extension
+
+
+@lru_cache(4096)
+def _field(extension: str) -> str:
+    return extension.lower() if _EXTENSION.fullmatch(extension) else ""
+
+
+@lru_cache(4096)
+def is_media(name: str) -> bool:
+    """Pictures, sound, video, arrays: what a sample is about."""
+    return is_image_field(name) or not _MEDIA.isdisjoint(name.split("."))
+
+
+@lru_cache(4096)
+def is_known(name: str) -> bool:
+    return is_media(name) or codec_for(name) is not BYTES
+
+
+def in_order(fields: Iterable[str]) -> list[str]:
+    """Media first, then by name: the order of the fields within a sample."""
+    return sorted(fields, key=lambda name: (not is_media(name), name))
+
+
+@dataclass(slots=True)
+class Groups:
+    """Files that belong together: by key, then by field (path, bytes on disk).
+
+    bad: paths that cannot be packed, and why. A sample one of whose files is bad is not in `samples`.
+    """
+
+    samples: dict[str, dict[str, tuple[str, int]]] = field(default_factory=dict)
+    bad: dict[str, str] = field(default_factory=dict)
+
+    def skipped(self) -> tuple[Skipped, ...]:
+        return tuple(Skipped(shown(path), self.bad[path]) for path in sorted(self.bad, key=encoded))
+
+
+def group(files: Iterable[tuple[str, int]], bad: Mapping[str, str]) -> Groups:
+    """Files grouped by key. Empty pictures, and files that differ only in the case of their extension, are bad."""
+    groups = Groups(bad=dict(bad))
+    lost = {split_name(path)[0] for path in bad}
+    for path, size in files:
+        key, name = split_name(path)
+        fields = groups.samples.setdefault(key, {})
+        if name in fields:
+            groups.bad[path] = f"gives the same key and field as {shown(fields[name][0])}"
+            lost.add(key)
+        elif trouble := empty_picture(name, size):
+            groups.bad[path] = trouble
+            lost.add(key)
+        fields[name] = (path, size)
+    for key in lost:
+        groups.samples.pop(key, None)
+    return groups
+
+
+def empty_picture(name: str, size: int) -> str:
+    """Why a file of this size cannot be packed: "" for all but pictures of zero bytes (an empty text is fine)."""
+    return "zero bytes" if size == 0 and is_image_field(name) else ""
+
+
+def sample(key: str, fields: Mapping[str, tuple[str, int]], values: tuple[tuple[str, Any], ...]) -> Sample:
+    if len(fields) == 1:
+        ((name, (path, size)),) = fields.items()
+        return Sample(key, ((name, path, size),), values)
+    return Sample(key, tuple((name, *fields[name]) for name in in_order(fields)), values)
+
+
+def encoded(name: str) -> bytes:
+    """What paths and keys are sorted by."""
+    return os.fsencode(name)
+
+
+def field_notes(samples: Iterable[Sample]) -> list[str]:
+    """What looks odd about the fields of all samples, as sentences."""
+    kinds: Counter[tuple[str, ...]] = Counter()
+    twice: list[str] = []
+    for item in samples:
+        names = tuple(name for name, _, _ in item.files)
+        kinds[names] += 1
+        if len(names) > 1 and sum(map(is_image_field, names)) > 1:
+            twice.append(item.key)
+    notes: list[str] = []
+    if len(kinds) > 1:
+        most = [f"{' + '.join(names)} {count:,}" for names, count in kinds.most_common(5)]
+        notes.append(f"samples have different fields: {', '.join(most)}{', …' if len(kinds) > 5 else ''}")
+    if twice:
+        count = plural(len(twice), "sample has", "samples have")
+        notes.append(f"{count} more than one picture under the same name: {named(twice)}")
+    return notes
