@@ -28,7 +28,8 @@ from streamio.order.shuffle import shuffle_mode
 from streamio.rng import TRANSFORM, batch_seed, generator
 from streamio.seeding import seed_globals
 from streamio.shards.manifest import FieldSpec
-from streamio.shards.shardset import open_shards
+from streamio.shards.pictures import with_one_picture
+from streamio.shards.shardset import ShardSet, open_shards
 from streamio.types import Alloc, Column, Rows, new_array
 from streamio.world import EpochCounter, World, check_ranks, current_world
 
@@ -99,6 +100,7 @@ class ShardDataset(IterableDataset[Any]):
 
     source:     path or URL of a shard set, tars, a brace pattern (see `streamio.open`), or an opened ShardSet.
     batch_size: samples of one batch on one rank.
+                Pictures of several kinds (`a.jpg`, `b.png`), one a sample, are one field `image`.
     fields:     a sequence of names: batches are tuples in this order (`"__key__"` is the key, `"__valid__"` the
                 mask of tail "pad"). None: batches are dicts of all fields and `"__key__"`.
     shuffle:    False, True (= "block"), "global", "shards"; see `streamio.order.shuffle`. Reads ahead in no
@@ -343,8 +345,11 @@ class ShardDataset(IterableDataset[Any]):
 
 
 def _open(source: Any) -> Table:
-    """The source itself if it is a table, else the shard set at that place."""
-    return source if hasattr(source, "gather") else open_shards(source)
+    """The source itself if it is a table of the user's, else the shard set at that place."""
+    if not isinstance(source, ShardSet) and hasattr(source, "gather"):
+        table: Table = source
+        return table
+    return with_one_picture(source if isinstance(source, ShardSet) else open_shards(source))
 
 
 def _choose_fields(table: Table, fields: Sequence[str] | None, tail: str) -> tuple[tuple[str, ...], bool]:

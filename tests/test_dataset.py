@@ -90,6 +90,26 @@ def test_decode_by_field_false_gives_the_bytes_and_a_function_anything(pictures:
     assert raw["txt"] == [b"no 0", b"no 1", b"no 2", b"no 3"]
 
 
+def test_pictures_of_several_kinds_are_one_field(tmp_path: Path, fmt: str) -> None:
+    kinds = [("jpg", jpg()), ("png", png()), ("jpeg", jpg()), ("jpg", png())]
+    streamio.write(({kind: data, "cls": i} for i, (kind, data) in enumerate(kinds)), tmp_path / "s", format=fmt)
+    batch = read(tmp_path / "s", 4)[0]
+    assert batch["image"].shape == (4, 8, 8, 3) and set(batch) == {"image", "cls", "__key__"}
+    image, label = read(
+        streamio.open(tmp_path / "s").where([1, 3]), 4, fields=("image", "cls"), decode=CenterCrop(4)
+    )[0]
+    assert image.shape == (2, 4, 4, 3) and label.tolist() == [1, 3]
+    with pytest.raises(UsageError, match=r"no field 'jpg'\. Fields: image"):
+        ShardDataset(tmp_path / "s", 4, fields=("jpg",))
+
+
+def test_a_picture_beside_another_is_a_field_of_its_own(tmp_path: Path) -> None:
+    streamio.write([{"jpg": jpg(), "png": png()}] * 2, tmp_path / "both")
+    assert {"jpg", "png"} < set(read(tmp_path / "both", 2)[0])
+    streamio.write([{"jpg": jpg()}, {"png": png()}, {"txt": "none"}], tmp_path / "none")
+    assert "image" not in ShardDataset(tmp_path / "none", 2).table.fields
+
+
 def test_an_operation_applies_to_raw_pictures_by_name(tmp_path: Path, fmt: str) -> None:
     pixels = np.arange(32 * 32 * 3, dtype=np.uint8).reshape(32, 32, 3)
     streamio.write([{"x": pixels}] * 3, tmp_path / "s", format=fmt)
@@ -114,7 +134,12 @@ def test_a_padded_batch_has_its_mask_whatever_a_transform_returns(tmp_path: Path
     last = read(path, 4, tail="pad", transform=only_class)[1]
     assert last["cls"].tolist() == [4, 0, 1, 2] and last["__valid__"].tolist() == [True, False, False, False]
     fields = ("cls", "__valid__")
-    assert read(path, 4, tail="pad", fields=fields, transform=only_class)[1][1].tolist() == [True, False, False, False]
+    assert read(path, 4, tail="pad", fields=fields, transform=only_class)[1][1].tolist() == [
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def with_square(sample: dict[str, Any]) -> dict[str, Any]:

@@ -92,7 +92,8 @@ def as_stored(name: str, value: Any, takes_arrays: bool) -> Stored:
         return value
     data = encode_field(name, value)
     if takes_arrays and isinstance(codec, NumberCodec):
-        return np.asarray(codec.decode(data))
+        number = np.asarray(codec.decode(data))
+        return number if number.dtype in (np.int64, np.float64, np.bool_) else data  # no array holds 2**70
     return data
 
 

@@ -110,6 +110,11 @@ class ShardSet:
         return (self[row] for row in range(len(self)))
 
     @property
+    def total(self) -> int:
+        """Samples of the whole set, also in a selection."""
+        return self._opened.samples
+
+    @property
     def path(self) -> str:
         """Where the set is, without secrets."""
         return self._opened.files.place

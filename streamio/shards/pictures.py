@@ -1,0 +1,76 @@
+"""Folders often mix kinds of pictures: `a.jpg`, `b.png`, `c.JPEG`. Each keeps its name in the shards, and this
+shows them as one field, `image`, since pictures are decoded by content anyway.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from streamio.codecs import is_image_field
+from streamio.shards.manifest import FieldSpec
+from streamio.shards.shardset import ShardSet
+from streamio.types import Alloc, Column, ListColumn, Rows, new_array
+
+IMAGE = "image"
+
+
+def kinds_of_picture(fields: Mapping[str, FieldSpec], samples: int) -> tuple[str, ...]:
+    """The fields that stand for one: two or more kinds of pictures, of which every sample has exactly one.
+
+    samples: how many there are. Counts are all that the manifest has: samples with two and with none of them, in
+    equal numbers, would pass too. () where there is nothing to join, or a field has the name already.
+    """
+    names = tuple(name for name, spec in fields.items() if is_image_field(spec.stored))
+    if len(names) < 2 or IMAGE in fields or any("." in name for name in names):
+        return ()
+    return names if sum(fields[name].samples for name in names) == samples else ()
+
+
+def with_one_picture(table: ShardSet) -> ShardSet | OnePicture:
+    """The set itself, or one that shows `image` where its samples have pictures of different kinds."""
+    kinds = kinds_of_picture(table.fields, table.total)
+    return OnePicture(table, kinds) if kinds else table
+
+
+class OnePicture:
+    """A shard set that shows `image` in the place of its kinds of pictures; for all else see `ShardSet`."""
+
+    def __init__(self, base: ShardSet, kinds: tuple[str, ...]) -> None:
+        self.base, self.kinds = base, kinds
+
+    @cached_property
+    def fields(self) -> Mapping[str, FieldSpec]:
+        others = {name: spec for name, spec in self.base.fields.items() if name not in self.kinds}
+        first = self.base.fields[self.kinds[0]]
+        return {IMAGE: replace(first, samples=self.base.total), **others}
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        return self.base.sizes
+
+    def gather(self, rows: Rows, fields: Sequence[str], alloc: Alloc = new_array) -> dict[str, Column]:
+        wanted = dict.fromkeys(name for field in fields for name in (self.kinds if field == IMAGE else (field,)))
+        columns = self.base.gather(rows, list(wanted), alloc)
+        if IMAGE in fields:
+            columns[IMAGE] = _first_of([columns[kind] for kind in self.kinds])
+        return {field: columns[field] for field in fields}
+
+    def keys(self, rows: Rows) -> list[str]:
+        return self.base.keys(rows)
+
+    def locate(self, row: int) -> tuple[str, int]:
+        return self.base.locate(row)
+
+    def __repr__(self) -> str:
+        return repr(self.base)
+
+
+def _first_of(columns: Sequence[Column]) -> ListColumn:
+    """For each sample the value that is there; None where there is none."""
+    lists = [column.values for column in columns if isinstance(column, ListColumn)]
+    return ListColumn([next((v for v in values if v is not None), None) for values in zip(*lists, strict=True)])
