@@ -57,6 +57,7 @@ class Plan:
                         out so that the sizes of their slices differ by at most one;
                 "drop"  they are left out of this epoch;
                 "pad"   the last step is filled up with the first samples of the order, marked in `valid`.
+    start:      positions of this epoch that were done before, on whatever topology; the plan shares out the rest.
 
     Raises UsageError for values out of range, and TailError where "even" cannot be: fewer samples than ranks,
     or an odd rest with one sample per rank and step.
@@ -69,6 +70,7 @@ class Plan:
     epoch: int = 0
     shuffle: Shuffle = "none"
     tail: Tail = "even"
+    start: int = 0
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "world_size"):
@@ -79,18 +81,25 @@ class Plan:
             raise UsageError(f"tail={self.tail!r}", fix="Use 'even', 'drop' or 'pad'")
         if self.samples == 0:
             raise UsageError("the set has no samples", fix="Pack it again, or widen the selection")
-        if self.tail == "even" and self._last_step_samples < self.world_size:
+        if not 0 <= self.start <= self.samples:
+            raise UsageError(f"start={self.start:,} of {self.samples:,} samples")
+        if self.tail == "even" and self.left and self._last_step_samples < self.world_size:
             raise TailError(
-                f"{self.samples:,} samples cannot go once each to {self.world_size} ranks in equal numbers of "
+                f"{self.left:,} samples cannot go once each to {self.world_size} ranks in equal numbers of "
                 f"batches of up to {self.batch_size}",
                 fix=f"Use tail='pad' (some samples twice, marked) or tail='drop' (leaves out "
-                f"{self.samples % self.step_samples}), or another batch size",
+                f"{self.left % self.step_samples}), or another batch size",
             )
 
     @cached_property
     def samples(self) -> int:
         """N, the samples of the set."""
         return int(self.sizes.sum())
+
+    @property
+    def left(self) -> int:
+        """Samples from `start` on."""
+        return self.samples - self.start
 
     @property
     def step_samples(self) -> int:
@@ -100,7 +109,7 @@ class Plan:
     @cached_property
     def steps(self) -> int:
         """Batches that every rank gets."""
-        full, rest = divmod(self.samples, self.step_samples)
+        full, rest = divmod(self.left, self.step_samples)
         return full if self.tail == "drop" or rest == 0 else full + 1
 
     @cached_property
@@ -110,7 +119,7 @@ class Plan:
     @cached_property
     def _last_step_samples(self) -> int:
         """Samples of the last step under "even"; the one before it has as many or one more."""
-        full, rest = divmod(self.samples, self.step_samples)
+        full, rest = divmod(self.left, self.step_samples)
         if rest == 0:
             return self.step_samples
         return rest if full == 0 else (self.step_samples + rest) // 2
@@ -119,13 +128,25 @@ class Plan:
         """Positions [start, stop) of a whole step. Under "pad" the last may end behind N."""
         if not 0 <= step < self.steps:
             raise IndexError(f"step {step} of {self.steps}")
-        start, stop = step * self.step_samples, (step + 1) * self.step_samples
-        if self.tail != "even" or self.samples % self.step_samples == 0:
+        start = self.start + step * self.step_samples
+        stop = start + self.step_samples
+        if self.tail != "even" or self.left % self.step_samples == 0:
             return start, stop
         cut = self.samples - self._last_step_samples  # where the last step begins
         if step == self.steps - 1:
             return cut, self.samples
         return start, cut if step == self.steps - 2 else stop
+
+    def state_at(self, steps: int) -> tuple[int, int]:
+        """(epoch, start) of what is left after this many steps; the next epoch where nothing is.
+
+        With the same global batch, a plan from there on cuts the rest into the very steps that this one would.
+        """
+        if not 0 <= steps <= self.steps:
+            raise IndexError(f"{steps} steps done of {self.steps}")
+        if steps == self.steps:
+            return self.epoch + 1, 0
+        return self.epoch, self.span(steps)[0]
 
     def slice(self, step: int, rank: int) -> tuple[int, int]:
         """Positions [start, stop) of one rank in one step: equal parts, the first ranks one more if need be."""
