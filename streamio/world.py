@@ -80,12 +80,14 @@ class EpochCounter:
 
     - A new worker starts from what the value was when its parent forked or pickled it, which is before any
       worker of that epoch began.
-    - A worker that lives on counts by itself, unless `set` was called since.
+    - A worker that lives on counts by itself, unless `set` was called since: then it takes what was set (and not
+      what is next, which another worker may have advanced already).
     - Who begins an epoch writes down that the next one follows; all of its workers write the same number.
     """
 
     def __init__(self) -> None:
-        self._cell = torch.zeros(2, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]  # next epoch, calls of set
+        self._cell = torch.zeros(3, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        # The cell holds: the next epoch, how often `set` was called, and with what.
         self._start: tuple[int, int] | None = None  # the cell when this process came to be
         self._last: tuple[int, int] | None = None  # epoch begun here, calls of set seen
         self._pid = os.getpid()
@@ -95,6 +97,7 @@ class EpochCounter:
         """Make `epoch` the next one, here and in all workers."""
         if epoch < 0:
             raise UsageError(f"epoch {epoch}", fix="Epochs count from 0")
+        self._cell[2] = epoch
         self._cell[0] = epoch
         self._cell[1] += 1
 
@@ -107,21 +110,20 @@ class EpochCounter:
         """The epoch that begins now, in this process. Call `started` with it when the first batch is asked for."""
         if self._pid != os.getpid():
             self._pid, self._last = os.getpid(), None
-        now = (int(self._cell[0]), int(self._cell[1]))
+        following, calls, last_set = self._cell.tolist()
         if get_worker_info() is None:
-            return now[0]
+            return int(following)
         if self._last is None:
-            epoch, seen = self._start or now
-        elif self._last[1] != now[1]:
-            epoch, seen = now
+            self._last = self._start or (following, calls)
+        elif self._last[1] != calls:
+            self._last = (last_set, calls)
         else:
-            epoch, seen = self._last[0] + 1, now[1]
-        self._last = (epoch, seen)
-        return epoch
+            self._last = (self._last[0] + 1, calls)
+        return self._last[0]
 
     def started(self, epoch: int) -> None:
-        """Note that `epoch` runs, so that the next one is `epoch + 1`."""
-        if int(self._cell[0]) == epoch:
+        """Note that `epoch` runs, so that the next one is `epoch + 1`; unless `set` was called meanwhile."""
+        if int(self._cell[0]) == epoch and (self._last is None or self._last[1] == int(self._cell[1])):
             self._cell[0] = epoch + 1
 
     def remember(self) -> None:

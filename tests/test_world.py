@@ -64,6 +64,36 @@ def test_an_abandoned_epoch_counts_as_one_for_all_workers() -> None:
     assert list(loader) == [1] * 4
 
 
+def test_a_worker_that_starts_late_does_not_undo_a_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Under spawn the first batch of one worker may come before another begins."""
+    counter = EpochCounter()
+    late = pickle.loads(pickle.dumps(counter))
+    late._cell = counter._cell  # as torch hands it over
+    monkeypatch.setattr("streamio.world.get_worker_info", lambda: True)
+    counter.set(0)
+    late.started(late.begin())
+    assert counter.next == 0
+    late.started(late.begin())
+    assert counter.next == 1
+
+
+def test_a_worker_that_begins_late_comes_to_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The fast one has begun, and has written down the next epoch, when the slow one reads."""
+    parent = EpochCounter()
+    state = parent.__getstate__()
+    fast, slow = EpochCounter.__new__(EpochCounter), EpochCounter.__new__(EpochCounter)
+    fast.__setstate__(state)
+    slow.__setstate__(state)
+    monkeypatch.setattr("streamio.world.get_worker_info", lambda: object())
+    for before, expected in ((None, 0), (None, 1), (5, 5), (None, 6), (0, 0), (0, 0), (None, 1)):
+        if before is not None:
+            parent.set(before)
+        for worker in (fast, slow):
+            assert worker.begin() == expected
+            worker.started(expected)
+        assert parent.next == expected + 1
+
+
 @pytest.mark.parametrize("make", [copy.deepcopy, lambda c: pickle.loads(pickle.dumps(c))], ids=["copy", "pickle"])
 def test_a_copy_counts_by_itself(make: object) -> None:
     counter = EpochCounter()
