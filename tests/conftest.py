@@ -6,6 +6,7 @@ import os
 import sys
 from pathlib import Path
 
+import hypothesis
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -13,6 +14,10 @@ if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+# Two workers of pytest on a busy machine make any example slow at times.
+hypothesis.settings.register_profile("streamio", deadline=None)
+hypothesis.settings.load_profile("streamio")
 
 FORMATS = ("tar", "lmdb", "hdf5")
 

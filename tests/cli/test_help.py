@@ -1,0 +1,70 @@
+"""What a newcomer sees first."""
+
+from __future__ import annotations
+
+import re
+import resource
+import subprocess
+import sys
+
+import pytest
+
+import streamio
+from tests.cli.conftest import Run, spawn
+
+COMMANDS = ("pack", "info", "verify", "index", "bench")
+
+
+def test_version_is_printed(run: Run) -> None:
+    assert run("--version") == (0, f"streamio {streamio.__version__}\n", "")
+
+
+@pytest.mark.parametrize("arguments", [[], ["--help"], ["-h"]])
+def test_help_names_every_command(run: Run, arguments: list[str]) -> None:
+    ran = run(*arguments)
+    assert ran.code == 0
+    assert not ran.err
+    assert all(re.search(rf"\b{command}\b", ran.out) for command in COMMANDS)
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_explains_itself(run: Run, command: str) -> None:
+    ran = run(command, "--help")
+    assert ran.code == 0
+    assert f"streamio {command}" in ran.out
+
+
+def test_help_of_pack_names_every_option(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
+    text = run("pack", "--help").out
+    options = (
+        "--format --layout --shard-size --shard-samples --shuffle --no-shuffle --seed --workers --val --include "
+        "--exclude --labels --classes-from --overwrite --dry-run --resize-short --max-side --quality --store "
+        "--check --on-error --quiet --json"
+    )
+    assert [option for option in options.split() if option not in text] == []
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["pack", "--help"], ["pack", "nowhere", "out"]])
+def test_the_command_line_starts_without_torch(arguments: list[str]) -> None:
+    code = (
+        "import sys; from streamio.cli import main; code = main(sys.argv[1:]); "
+        "assert 'torch' not in sys.modules and 'webdataset' not in sys.modules; sys.exit(code)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, *arguments], capture_output=True, text=True)
+    assert done.returncode == (2 if "nowhere" in arguments else 0), done.stderr
+
+
+def test_help_comes_at_once() -> None:
+    def seconds() -> float:
+        """CPU time, which other work on the machine does not lengthen as much as it does the clock."""
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        assert spawn("pack", "--help").code == 0
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+    assert min(seconds() for _ in range(3)) < 0.5
+
+
+def test_python_m_streamio_is_the_command() -> None:
+    assert spawn("--version").out == f"streamio {streamio.__version__}\n"

@@ -1,0 +1,108 @@
+"""What `import streamio` gives, and what it costs."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+import streamio
+
+PUBLIC = [
+    "BadIndex",
+    "BadManifest",
+    "CorruptShard",
+    "DecodeError",
+    "InputError",
+    "MissingExtra",
+    "MissingShard",
+    "OutputExists",
+    "PackReport",
+    "Progress",
+    "SampleError",
+    "ShapeMismatch",
+    "ShardDataset",
+    "ShardError",
+    "ShardSet",
+    "ShardWarning",
+    "StorageError",
+    "StreamLoader",
+    "StreamioError",
+    "TailError",
+    "TransformError",
+    "UsageError",
+    "WorkerDied",
+    "WorkerError",
+    "WorkerTimeout",
+    "__version__",
+    "image",
+    "open",
+    "pack",
+    "verify",
+    "write",
+]
+
+HEAVY = {"torch", "webdataset", "aiohttp", "s3fs", "gcsfs", "adlfs", "boto3", "botocore", "pandas", "cv2"}
+"""What no command but a training loop may load: torch, and every extra."""
+
+
+def _loaded_by(code: str) -> set[str]:
+    """Top-level packages that a fresh interpreter has loaded after this code."""
+    code += "\nimport json, sys; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def test_exactly_these_names_are_public() -> None:
+    assert streamio.__all__ == PUBLIC
+    assert dir(streamio) == sorted(PUBLIC)
+
+
+@pytest.mark.parametrize("name", PUBLIC)
+def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
+    value = getattr(streamio, name)
+    assert name == "__version__" or (value.__doc__ or "").strip()
+
+
+@pytest.mark.parametrize("name", ["ShardDataset", "ShardSet", "StreamLoader", "PackReport"])
+def test_every_public_method_says_what_it_does(name: str) -> None:
+    kind = getattr(streamio, name)
+    silent = [
+        attribute
+        for attribute, value in vars(kind).items()
+        if not attribute.startswith("_") and (callable(value) or isinstance(value, property)) and not value.__doc__
+    ]
+    assert silent == []
+
+
+def test_a_name_that_is_not_there_raises_attribute_error() -> None:
+    with pytest.raises(AttributeError, match="nonsense"):
+        streamio.nonsense  # noqa: B018
+
+
+def test_the_image_operations_are_public() -> None:
+    assert {"CenterCrop", "RandomResizedCrop", "Resize"} <= set(vars(streamio.image))
+
+
+def test_importing_streamio_loads_no_torch_and_no_extra() -> None:
+    loaded = _loaded_by("import streamio")
+    assert not loaded & (HEAVY | {"numpy", "rich", "typer"})
+
+
+@pytest.mark.parametrize("name", ["open", "pack", "write", "verify", "image"])
+def test_what_needs_no_torch_loads_no_torch(name: str) -> None:
+    assert not _loaded_by(f"import streamio; streamio.{name}") & HEAVY
+
+
+def test_star_import_brings_all_names() -> None:
+    assert {"ShardDataset", "StreamLoader", "pack"} <= set(
+        _run_names("from streamio import *\nimport json\nprint(json.dumps(sorted(globals())))")
+    )
+
+
+def _run_names(code: str) -> list[str]:
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    names: list[str] = json.loads(done.stdout)
+    return names
