@@ -59,8 +59,9 @@ def _options(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line (default: that of this process) and give its exit code. Never raises Exception."""
-    sys.stdout = sys.stdout or open(os.devnull, "w")  # None where the caller has closed it
-    sys.stderr = sys.stderr or open(os.devnull, "w")
+    # None where the caller closed them. Opened first, so that no shard gets the descriptor that others print to.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if hasattr(stream, "reconfigure"):  # a test's stand-in has not
             stream.reconfigure(errors="backslashreplace")

@@ -12,6 +12,7 @@ from streamio.cli import options as opt
 from streamio.cli.console import result_json, table, tell
 from streamio.diagnostics.bench import bench as measure
 from streamio.packing.report import plural, size_text
+from streamio.shards.pictures import with_one_picture
 
 
 def bench(
@@ -32,12 +33,13 @@ def bench(
     """
     opened = streamio.open(source)
     decode: Any = None
-    alike = all(spec.samples == len(opened) for spec in opened.fields.values())
+    fields = with_one_picture(opened).fields
+    alike = all(spec.samples == opened.total for spec in fields.values())
     if not (raw or alike):
         tell("note: samples have different fields, so nothing is decoded", "yellow")
     if raw or not alike:
         decode = False
-    elif any(spec.codec in IMAGE_CODECS for spec in opened.fields.values()):
+    elif any(spec.codec in IMAGE_CODECS for spec in fields.values()):
         decode = streamio.image.RandomResizedCrop(crop)
     dataset = streamio.ShardDataset(opened, batch_size, shuffle=shuffle, decode=decode)
     loader = streamio.StreamLoader(dataset, num_workers="auto" if workers is None else workers)

@@ -60,7 +60,7 @@ Overwrite = Annotated[bool, flag("Replace the shard set that OUT holds.", "--ove
 
 ResizeShort = Annotated[int | None, _option(_IMAGES, "PIXELS", "Make the shorter side this long.")]
 MaxSide = Annotated[int | None, _option(_IMAGES, "PIXELS", "Make the longer side at most this long.")]
-Quality = Annotated[int | None, _option(_IMAGES, "1-100", "Of JPEGs that are written anew.")]
+Quality = Annotated[int | None, _option(_IMAGES, "1-100", "Of JPEG and WebP files that are written anew.")]
 Store = Annotated[
     str,
     _option(

@@ -42,8 +42,9 @@ def pack(
 ) -> None:
     """Pack a folder of files into a few shards.
 
-    SRC holds a folder for each class, or files that belong together by name ([cyan]7.jpg[/] and [cyan]7.json[/]),
-    or is a table of paths: streamio looks which it is. OUT appears only when it is whole.
+    SRC holds a folder for each class, or files that belong together by name
+    ([cyan]7.jpg[/] and [cyan]7.json[/]), or is a table of paths: streamio looks which it is.
+    OUT appears only when it is whole.
 
     [bold]Examples[/]
 
@@ -51,9 +52,9 @@ def pack(
 
     [cyan]streamio pack photos/ out/ --val 0.1[/]              out/train and out/val
 
-    [cyan]streamio pack photos/ out/ --resize-short 256[/]     smaller pictures, decoded faster ever after
+    [cyan]streamio pack photos/ out/ --resize-short 256[/]     smaller, so faster to decode
 
-    [cyan]streamio pack files.csv out/ --format lmdb[/]        a list of paths, labels and further columns
+    [cyan]streamio pack files.csv out/ --format lmdb[/]        a list of paths and labels
     """
     choices: Any = {"layout": layout, "store": store, "on_error": on_error}  # words, which pack checks
     with progress(quiet) as told:

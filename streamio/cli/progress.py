@@ -81,7 +81,8 @@ class PlainProgress:
     def __call__(self, now: Progress) -> None:
         clock = self._clock()
         if now.stage != self._stage:
-            self._stage, self._began, self._last, self._pause, self._twentieth = now.stage, clock, clock, 5.0, 0
+            self._stage, self._began, self._last = now.stage, clock, clock
+            self._pause, self._twentieth = self.FIRST, 0
         done, total = _share(now)
         twentieth = 20 * done // total if total else 0
         if clock - self._last < self._pause or (total and twentieth <= self._twentieth) or self._lines >= self.MOST:

@@ -136,18 +136,15 @@ class Output:
 
     def __enter__(self) -> Output:
         check_output(self.folder, overwrite=self._overwrite)
-        try:
+        with _writing(self.folder):
             self._made = _make_folders(self.partial)
             self._lock = _locked(self.partial)
-        except PermissionError as error:
-            raise _no_permission(self.folder, self.folder) from error
-        except OSError as error:
-            raise StorageError(f"cannot be written: {error.strerror}", path=shown(self.folder)) from error
         try:
             holdings = look(self.folder)
             _check_holdings(self.folder, holdings, overwrite=self._overwrite)
-            self._clear()
-            self._write_journal({"stage": "write"})
+            with _writing(self.folder):
+                self._clear()
+                self._write_journal({"stage": "write"})
         except BaseException:
             self.__exit__(None, None, None)
             raise
@@ -167,6 +164,10 @@ class Output:
 
     def publish(self, sets: Sequence[NewSet], skipped: bytes) -> None:
         """Put the sets in place of what was there. `skipped`: the contents of skipped.jsonl, or b""."""
+        with _writing(self.folder):
+            self._publish(sets, skipped)
+
+    def _publish(self, sets: Sequence[NewSet], skipped: bytes) -> None:
         for new in sets:
             for part in new.parts:
                 _sync(part)
@@ -324,6 +325,19 @@ def _sync(path: str) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+@contextlib.contextmanager
+def _writing(out: str) -> Iterator[None]:
+    """What the system refuses while OUT is written, as an error that names OUT."""
+    try:
+        yield
+    except PermissionError as error:
+        raise _no_permission(out, out) from error
+    except OSError as error:
+        raise StorageError(
+            f"cannot be written: {error.strerror or error}", fix="Check the free space", path=shown(out)
+        ) from error
 
 
 def _no_permission(out: str, place: str) -> UsageError:

@@ -57,6 +57,8 @@ def read_table(path: str, exists: Exists) -> Table:
             text = file.read()
     except OSError as error:
         raise UsageError(f"cannot be read: {error.strerror}", path=shown(path)) from error
+    if "\0" in text:
+        raise UsageError("holds zero bytes, so it is no UTF-8 text", fix="Save it as UTF-8", path=shown(path))
     columns, lines = (_csv if path.lower().endswith(".csv") else _jsonl)(text, name)
     if not lines:
         raise UsageError("the list has no rows", path=name)
@@ -81,7 +83,9 @@ def read_table(path: str, exists: Exists) -> Table:
 def _csv(text: str, name: str) -> tuple[_Columns, list[int]]:
     """Columns with their values as numbers where all are numbers, else text."""
     csv.field_size_limit(2**31 - 1)
-    reader = csv.reader(io.StringIO(text, newline=""), strict=True)
+    first = text.split("\n", 1)[0]
+    delimiter = next((mark for mark in ",;\t" if mark in first), ",")  # `;` where the comma is a decimal point
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
     rows: list[list[str]] = []
     lines: list[int] = []
     try:
@@ -94,6 +98,9 @@ def _csv(text: str, name: str) -> tuple[_Columns, list[int]]:
             start = reader.line_num + 1
     except csv.Error as error:
         raise UsageError(f"line {reader.line_num}: {error}", path=name) from error
+    if "" in header:
+        raise UsageError(f"column {header.index('') + 1} has no name in the first line",
+                         fix="Name it, or leave it out (pandas: to_csv(…, index=False))", path=name)  # fmt: skip
     twice = sorted({column for column in header if header.count(column) > 1})
     if twice:
         raise UsageError(f"column {twice[0]!r} comes twice in the first line", path=name)
@@ -101,7 +108,7 @@ def _csv(text: str, name: str) -> tuple[_Columns, list[int]]:
         if len(row) != len(header):
             raise UsageError(
                 f"line {line} has {len(row)} values, the first line {len(header)} columns",
-                fix='Put values that hold a comma into "double quotes"', path=name,
+                fix=f'Put values that hold {delimiter!r} into "double quotes"', path=name,
             )  # fmt: skip
     return {column: _numbers([row[at] for row in rows]) for at, column in enumerate(header)}, lines
 
@@ -161,8 +168,8 @@ def _path_column(columns: _Columns, exists: Exists, name: str) -> str:
 
 
 def _labels(values: list[Any], lines: Sequence[int], column: str, name: str) -> list[Any] | None:
-    """int or str with None for blanks; None as a whole if the column holds neither."""
-    labels = [None if isinstance(value, str) and not value.strip() else value for value in values]
+    """int or str (without blanks around it) with None for blanks; None as a whole if the column holds neither."""
+    labels = [(value.strip() or None) if isinstance(value, str) else value for value in values]
     kinds = {type(value) for value in labels if value is not None}
     if kinds <= {int} or kinds <= {str}:
         return labels

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from streamio.codecs import encode_field, is_image_field
 from streamio.codecs.sniff import read_head
-from streamio.errors import InputError, UsageError
+from streamio.errors import InputError, UsageError, where
 from streamio.packing.assign import ShardTask, assign
 from streamio.packing.commit import FOLDERS, NewSet, Output
 from streamio.packing.engines import run
@@ -40,6 +40,7 @@ from streamio.packing.write import (
     raw_name,
     read_file,
 )
+from streamio.shards.pictures import IMAGE
 
 PathLike = str | os.PathLike[str]
 
@@ -148,8 +149,9 @@ class _Pack:
                 samples=sum(len(task.samples) for task in tasks), shards=len(tasks),
                 bytes=sum(self._sizes[at] for task in tasks for at in task.samples.tolist()),
             )  # fmt: skip
-        stored = {name for sample in self._samples for name, _, _ in sample.files} | set(self._options.stored)
-        return self._report(splits, in_order(stored), self._scan.bad, dry_run=True)
+        files = {name for sample in self._samples for name, _, _ in sample.files}
+        fields = {self._options.raw.get(name, name) for name in files} | set(self._options.stored)
+        return self._report(splits, in_order(fields), self._scan.bad, dry_run=True)
 
     def perform(self, output: Output) -> PackReport:
         self._meter.start(
@@ -174,9 +176,7 @@ class _Pack:
 
     def _sets(self, done: Iterable[ShardDone], skipped: Sequence[Skipped]) -> dict[str, NewSet]:
         users = {stored: name for name, stored in self._options.stored.items()}
-        if self._options.raw:
-            names = {name for sample in self._samples for name, _, _ in sample.files if is_image_field(name)}
-            users |= {raw_name(name): name for name in names}
+        users |= {raw_name(name): name for name in self._options.raw.values()}
         parts: dict[str, list[Any]] = {task.split: [] for task in self._tasks}
         for shard in done:
             if shard.part is not None:
@@ -235,6 +235,19 @@ def _refuse(found: Scan, request: Request) -> None:
     ):
         raise UsageError("options for pictures are given, but there are none", fix="Leave them out",
                          path=shown(request.src))  # fmt: skip
+    if request.resize_short or request.max_side:
+        _refuse_pairs(found.samples)
+
+
+def _refuse_pairs(samples: Sequence[Sample]) -> None:
+    """A picture beside another one is a mask, as a rule, and its numbers must not be blended."""
+    for sample in samples:
+        pictures = [path for _, path, _ in sample.files if is_image_field(path)]
+        if len(pictures) > 1:
+            raise UsageError(
+                f"the pictures {named(pictures)} are one sample: made smaller, a mask would be blurred",
+                fix="Pack them as they are, or leave one kind out with --exclude (exclude=)",
+            )
 
 
 def _options(request: Request, found: Scan) -> Options:
@@ -243,30 +256,42 @@ def _options(request: Request, found: Scan) -> Options:
         for name, value in sample.values:
             first.setdefault(name, value)
     stored = {name: column_name(name, value) for name, value in first.items()}
-    twice = [name for name, count in Counter(stored.values()).items() if count > 1]
+    twice = [name for name, count in Counter(map(str.lower, stored.values())).items() if count > 1]
     if twice:
-        names = [name for name in stored if stored[name] == twice[0]]
+        names = [name for name in stored if stored[name].lower() == twice[0]]
         raise UsageError(f"the columns {named(names)} would both be stored as {twice[0]}", fix="Rename one of them")
-    sizes = _picture_sizes(found) if request.raw and request.resize_short is None else {}
+    raw = _raw_fields(found.samples) if request.raw else {}
+    sizes = _picture_sizes(found, raw) if request.resize_short is None else {}
     return Options(
         root=found.root, stored=stored, resize_short=request.resize_short, max_side=request.max_side,
-        quality=request.quality, raw=request.raw, sizes=sizes, check=request.check, skip=request.skip,
+        quality=request.quality, raw=raw, sizes=sizes, check=request.check, skip=request.skip,
     )  # fmt: skip
 
 
-def _picture_sizes(found: Scan) -> dict[str, Example]:
-    """The size of the first picture of each field whose header can be read."""
+def _raw_fields(samples: Sequence[Sample]) -> dict[str, str]:
+    """Field of pictures -> field of their pixels: its own, or `image` where each sample has one of many kinds."""
+    fields = {name for sample in samples for name, _, _ in sample.files}
+    kinds = sorted(filter(is_image_field, fields))
+    others = {name for sample in samples for name, _ in sample.values} | fields
+    single = all(sum(is_image_field(name) for name, _, _ in sample.files) <= 1 for sample in samples)
+    if len(kinds) > 1 and single and IMAGE not in others:
+        return dict.fromkeys(kinds, IMAGE)
+    return {name: name for name in kinds}
+
+
+def _picture_sizes(found: Scan, raw: Mapping[str, str]) -> dict[str, Example]:
+    """The size of the first picture of each field of pixels whose header can be read."""
     sizes: dict[str, Example] = {}
     for sample in found.samples:
         for name, path, size in sample.files:
-            if name in sizes or not is_image_field(name):
+            if name not in raw or raw[name] in sizes:
                 continue
             try:
                 head = read_head(read_file(os.path.join(found.root, path), path, size))
             except Unfit:
                 continue
             if head is not None:
-                sizes[name] = Example(path, *head.upright)
+                sizes[raw[name]] = Example(path, *head.upright)
     return sizes
 
 
@@ -279,7 +304,8 @@ def _footprints(samples: Sequence[Sample], request: Request, options: Options) -
         own = (
             [decoded(name, size) for name, _, size in sample.files] if decoded else [s for _, _, s in sample.files]
         )
-        own += [len(encode_field(options.stored[name], value)) for name, value in sample.values]
+        with where(key=shown(sample.key)):
+            own += [len(encode_field(options.stored[name], value)) for name, value in sample.values]
         sizes.append(footprint(own))
     return sizes
 
@@ -292,8 +318,8 @@ def _decoded_bytes(options: Options) -> Callable[[str, int], int] | None:
     fixed: Mapping[str, int] = {name: 3 * example.width * example.height for name, example in options.sizes.items()}
 
     def decoded(name: str, size: int) -> int:
-        if not is_image_field(name):
+        if name not in options.raw:
             return size
-        return 3 * side * side if side is not None else fixed.get(name, size)
+        return 3 * side * side if side is not None else fixed.get(options.raw[name], size)
 
     return decoded

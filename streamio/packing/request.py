@@ -144,10 +144,8 @@ def _apart(src: str, out: str) -> None:
         return
     a, b = os.path.realpath(src), os.path.realpath(out)
     if os.path.commonpath([a, b]) in (a, b):
-        what = (
-            "is the input itself" if a == b else "lies inside the input" if b.startswith(a) else "holds the input"
-        )
-        raise UsageError(f"the output {what}, {shown(src)}", fix="Name a folder beside it", path=shown(out))
+        what = "is the input itself" if a == b else "lies inside" if b.startswith(a) else "holds the input"
+        raise UsageError(f"the output {what}: '{shown(src)}'", fix="Name a folder beside it", path=shown(out))
 
 
 def _table(labels: Any) -> str | None:

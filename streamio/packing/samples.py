@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, NamedTuple
@@ -39,34 +39,10 @@ NO_EXTENSION = "bin"
 """The field of a file whose name has no extension."""
 _COMPRESSED = frozenset({"gz", "zst", "bz2", "xz"})
 _EXTENSION = re.compile(r"(?!__)[0-9A-Za-z_+-]{1,16}")
-_MEDIA = frozenset(
-    [
-        "npy",
-        "npz",
-        "wav",
-        "flac",
-        "mp3",
-        "ogg",
-        "opus",
-        "m4a",
-        "aac",
-        "aiff",
-        "mp4",
-        "avi",
-        "mkv",
-        "mov",
-        "webm",
-        "m4v",
-        "mpg",
-        "mpeg",
-        "nii",
-        "dcm",
-        "ply",
-        "obj",
-        "stl",
-        "las",
-    ]
-)
+_MEDIA = frozenset({
+    "npy", "npz", "wav", "flac", "mp3", "ogg", "opus", "m4a", "aac", "aiff", "mp4", "avi", "mkv", "mov", "webm",
+    "m4v", "mpg", "mpeg", "nii", "dcm", "ply", "obj", "stl", "las",
+})  # fmt: skip
 
 
 def split_name(path: str) -> tuple[str, str]:
@@ -159,15 +135,20 @@ def encoded(name: str) -> bytes:
     return os.fsencode(name)
 
 
-def field_notes(samples: Iterable[Sample]) -> list[str]:
+def field_notes(samples: Sequence[Sample]) -> list[str]:
     """What looks odd about the fields of all samples, as sentences."""
     kinds: Counter[tuple[str, ...]] = Counter()
+    keys = {item.key for item in samples}
     twice: list[str] = []
+    parts: list[str] = []
     for item in samples:
         names = tuple(name for name, _, _ in item.files)
         kinds[names] += 1
         if len(names) > 1 and sum(map(is_image_field, names)) > 1:
             twice.append(item.key)
+        stem, dot, end = item.key.rpartition(".")
+        if dot and "/" not in end and stem in keys:
+            parts.append(item.files[0][1])
     notes: list[str] = []
     if len(kinds) > 1:
         most = [f"{' + '.join(names)} {count:,}" for names, count in kinds.most_common(5)]
@@ -175,4 +156,7 @@ def field_notes(samples: Iterable[Sample]) -> list[str]:
     if twice:
         count = plural(len(twice), "sample has", "samples have")
         notes.append(f"{count} more than one picture under the same name: {named(twice)}")
+    if parts:
+        count = plural(len(parts), "sample looks like a part", "samples look like parts")
+        notes.append(f"{count} of others, since names are cut at the last dot: {named(parts)}")
     return notes

@@ -18,6 +18,7 @@ from streamio.packing.samples import (
     field_notes,
     group,
     is_known,
+    is_media,
     sample,
     split_name,
 )
@@ -104,24 +105,10 @@ def _folder(src: str, tree: Tree, layout: str, labels: str | None, classes: Clas
 
 
 _SPLITS = frozenset(["train", "training", "val", "valid", "validation", "test", "testing", "eval", "dev"])
-_PARTS = frozenset(
-    [
-        "image",
-        "images",
-        "img",
-        "imgs",
-        "jpegimages",
-        "label",
-        "labels",
-        "mask",
-        "masks",
-        "annotation",
-        "annotations",
-        "depth",
-        "text",
-        "texts",
-    ]
-)
+_PARTS = frozenset({
+    "image", "images", "img", "imgs", "jpegimages", "label", "labels", "mask", "masks", "annotation",
+    "annotations", "depth", "text", "texts",
+})  # fmt: skip
 
 
 def _guess(tree: Tree) -> tuple[str, str]:
@@ -130,7 +117,8 @@ def _guess(tree: Tree) -> tuple[str, str]:
     names = {name.lower() for name in tree.folders}
     if not tree.folders:
         return "stems", ""
-    if any("/" not in path for path, _ in fields):
+    top = [field for path, field in fields if "/" not in path]
+    if 2 * len(top) > len(fields) or any(map(is_media, top)):  # a README beside the classes is none of them
         return "stems", "there are files at the top"
     if len(names) > 1 and names <= _SPLITS:
         raise UsageError(
@@ -139,7 +127,8 @@ def _guess(tree: Tree) -> tuple[str, str]:
             "layout 'classes' or 'stems'",
         )
     if names <= _PARTS:
-        return "stems", f"{named(tree.folders)} are parts, not classes; to join them use a .csv or .jsonl list"
+        why = f"{named(tree.folders)} are parts, not classes"
+        return "stems", f"{why}; parts of one sample need one name in one folder: 7.jpg, 7.txt"
     if any(field == "cls" for _, field in fields):
         return "stems", "classes come from .cls files"
     if 2 * sum(is_known(field) for _, field in fields) < len(fields):
@@ -163,7 +152,7 @@ def _classes(src: str, tree: Tree, given: Classes) -> Scan:
         samples.append(sample(key, fields, values[key[: key.index("/")]]))
     used = {item.key[: item.key.index("/")] for item in samples}
     empty = [name for name in tree.folders if name not in used]
-    classes = given if given is not None else tuple(tree.folders)
+    classes = given if given is not None else tuple(numbers)
     files = sum(len(item.files) for item in samples)
     each = "one sample per file" if files == len(samples) else f"{plural(len(samples), 'sample')} by name"
     count = plural(len(tree.folders), "class folder")
@@ -174,7 +163,9 @@ def _classes(src: str, tree: Tree, given: Classes) -> Scan:
         notes.append(f"{plural(len(empty), 'class folder holds', 'class folders hold')} no sample: {named(empty)}; "
                      "the numbers of the other classes stay as if there were some")  # fmt: skip
     if len(classes) == 1 and samples:
-        notes.append(f"there is one class only, {shown(classes[0])}")
+        inner = any(item.key.count("/") > 1 for item in samples)
+        way_out = f"; if the folders in it are the classes, pack {shown(os.path.join(src, classes[0]))}" * inner
+        notes.append(f"there is one class only, {shown(classes[0])}{way_out}")
     return Scan(
         root=src, layout="classes", samples=samples, classes=classes, bad=groups.skipped(), notes=tuple(notes),
         reason=f"{count} with {plural(files, 'file')}: {each}, cls = folder",
@@ -203,7 +194,11 @@ def _stems(src: str, tree: Tree, why: str, labels: str | None, given: Classes) -
 def _listed(src: str, include: Sequence[str], exclude: Sequence[str], given: Classes, tick: Tick | None) -> Scan:
     """One sample per row of a `.csv` or `.jsonl` table."""
     root = os.path.dirname(src) or "."
-    table = read_table(src, lambda path: os.path.isfile(os.path.join(root, path)))
+
+    def exists(path: str) -> bool:
+        return os.path.isfile(os.path.join(root, path))
+
+    table = read_table(src, exists)
     numbers, classes = table_classes(table, given)
     wanted = _chosen(table.paths, include, exclude)
     samples: list[Sample] = []
@@ -217,7 +212,8 @@ def _listed(src: str, include: Sequence[str], exclude: Sequence[str], given: Cla
             raise UsageError(
                 f"lines {table.lines[before - 1]} and {table.lines[row]} give the same key '{shown(key)}': "
                 f"{shown(table.paths[before - 1])} and {shown(path)}",
-                fix="List each file once; files that differ only in their extension need layout 'stems'",
+                fix="List each file once; to join files that differ only in their extension, pack their folder, "
+                "with this list as 'labels'",
                 path=table.name,
             )
         seen[key] = row + 1
@@ -235,6 +231,10 @@ def _listed(src: str, include: Sequence[str], exclude: Sequence[str], given: Cla
     bare = [item.files[0][1] for item in samples if item.value("cls") is None]
     if bare and table.labels is not None:
         notes.append(f"{plural(len(bare), 'sample has', 'samples have')} no label: {named(bare)}")
+    for column, values in table.extra.items():
+        first = next(filter(None, values), None)
+        if isinstance(first, str) and exists(first):
+            notes.append(f"column '{column}' names files, as {shown(first)}; they are not packed, their names are")
     return Scan(
         root=root, layout="list", samples=samples, classes=classes, reason=_list_reason(table, classes),
         bad=tuple(Skipped(shown(path), bad[path]) for path in bad), notes=tuple(notes),

@@ -53,7 +53,7 @@ def write(
     check_output(folder, overwrite=overwrite)
     meter = Meter(progress, "write")
     with Output(folder, overwrite=overwrite) as output:
-        stream = _Stream(output, kind, limits, meter)
+        stream = _Stream(output, kind, limits, names, meter)
         stream.take(samples)
         if not stream.done:
             raise UsageError("there are no samples to write", path=shown(folder))
@@ -75,11 +75,17 @@ class _Stream:
     """The shards so far, and the one that is being written."""
 
     def __init__(
-        self, output: Output, format: ShardFormat, limits: tuple[int | None, int | None], meter: Meter
+        self,
+        output: Output,
+        format: ShardFormat,
+        limits: tuple[int | None, int | None],
+        classes: tuple[str, ...] | None,
+        meter: Meter,
     ) -> None:
         self._output = output
         self._format = format
         self._limit, self._most = limits
+        self._classes = classes
         self._meter = meter
         self._part: Part | None = None
         self._bytes = 0
@@ -116,21 +122,32 @@ class _Stream:
             if name.startswith("__"):
                 continue
             stored = stored_name(name, value)
-            before = self.names.setdefault(name, stored)
-            if before != stored or stored in values:
-                self._refuse(name, stored, before, value)
+            before = self.names.get(name)
+            if before is None:
+                self._first(name, stored)
+            elif before != stored:
+                raise UsageError(
+                    f"this value of type {type(value).__name__} would be stored as {stored}, earlier ones as "
+                    f"{before}",
+                    fix="Give all samples the same kind of value in a field", field=name,
+                )  # fmt: skip
             values[stored] = value
-        return {name: as_stored(name, values[name], self._format.takes_arrays) for name in in_order(values)}
+        fields = {name: as_stored(name, values[name], self._format.takes_arrays) for name in in_order(values)}
+        if self._classes is not None and int(values.get("cls", 0)) >= len(self._classes):
+            raise UsageError(f"cls {values['cls']}, but there are {len(self._classes)} classes, counted from 0")
+        return fields
 
-    def _refuse(self, name: str, stored: str, before: str, value: Any) -> None:
-        if before != stored:
+    def _first(self, name: str, stored: str) -> None:
+        """A field is seen for the first time. Case does not tell two apart, since for WebDataset it does not."""
+        if not name or name.startswith("."):
             raise UsageError(
-                f"this value of type {type(value).__name__} would be stored as {stored}, earlier ones as {before}",
-                fix="Give all samples the same kind of value in a field", field=name,
-            )  # fmt: skip
-        other = next(field for field, taken in self.names.items() if taken == stored and field != name)
-        raise UsageError(f"the fields '{other}' and '{name}' would both be stored as {stored}",
-                         fix="Rename one of them")  # fmt: skip
+                f"{name!r} cannot be a field", fix="Fields are named like extensions: 'jpg', 'seg.png'"
+            )
+        for other, taken in self.names.items():
+            if taken.lower() == stored.lower():
+                raise UsageError(f"the fields '{other}' and '{name}' would both be stored as {stored}",
+                                 fix="Rename one of them")  # fmt: skip
+        self.names[name] = stored
 
     def _add(self, key: Any, fields: dict[str, Stored]) -> None:
         own = [len(v) if isinstance(v, bytes) else v.nbytes + _NPY_HEADER * (v.ndim > 0) for v in fields.values()]

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -40,7 +40,8 @@ class Options:
     root:   what the paths of the samples are relative to.
     stored: stored names of the fields that do not come from files.
     resize_short, max_side, quality: see `recode`; with `raw`, resize_short is the side of the squares.
-    raw:    pictures are stored decoded; `sizes` then says which size those of each field have.
+    raw:    fields of pictures that are stored decoded -> the field of their pixels; `sizes` then says which
+            size those of each such field have.
     check:  every picture is decoded, to see whether it can be.
     skip:   samples that cannot be packed are left out and listed; otherwise the first one stops the run.
     """
@@ -50,7 +51,7 @@ class Options:
     resize_short: int | None = None
     max_side: int | None = None
     quality: int | None = None
-    raw: bool = False
+    raw: Mapping[str, str] = field(default_factory=dict)
     sizes: Mapping[str, Example]
     check: bool = False
     skip: bool = False
@@ -83,7 +84,7 @@ class ShardDone:
 
 
 class Unfit(Exception):
-    """A file that cannot be packed. Never leaves this module."""
+    """A file that cannot be packed. Never leaves packing."""
 
     def __init__(self, path: str, reason: str) -> None:
         super().__init__(path, reason)
@@ -171,7 +172,7 @@ def _picture(name: str, path: str, data: bytes, options: Options) -> tuple[str, 
         raise Unfit(path, trouble)
     try:
         if options.raw:
-            return raw_name(name), _raw(name, path, data, options)
+            return raw_name(options.raw[name]), _raw(options.raw[name], path, data, options)
         if options.recodes:
             data = recode(
                 data, resize_short=options.resize_short, max_side=options.max_side, quality=options.quality
@@ -184,7 +185,7 @@ def _picture(name: str, path: str, data: bytes, options: Options) -> tuple[str, 
 
 
 def raw_name(name: str) -> str:
-    """The stored name of a picture that is kept decoded."""
+    """The stored name of a field of pixels."""
     return f"{name}.{NPY.extensions[0]}"
 
 

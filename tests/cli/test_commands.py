@@ -80,7 +80,7 @@ def test_cli_07_verify_ends_with_1_and_names_the_shard(run: Run, out: Path) -> N
     assert ran.code == 1
     damaged = [line for line in ran.out.splitlines() if "DAMAGED" in line]
     assert len(damaged) == 1
-    assert damaged[0].startswith("shard-000001.tar")
+    assert damaged[0].startswith("shard-000001.tar") and "(samples " in damaged[0]
     assert "shard-000000.tar: good" in ran.out
     facts = json.loads(run("verify", out, "--json").out)
     assert facts["ok"] is False

@@ -60,7 +60,7 @@ def _execute(code: str, **names: object) -> dict[str, object]:
 @pytest.mark.parametrize(
     "files",
     [
-        {"a/1.jpg": jpg(), "a/2.png": png(), "b/3.jpg": jpg(16, 16)},  # no field that all samples have but cls
+        {"a/1.jpg": jpg(), "a/2.png": png(), "b/3.jpg": jpg(16, 16)},
         {"1.txt": b"one", "2.txt": b"two", "1.json": b"{}"},
         {"1.jpg": jpg(), "1.seg.png": png(), "1.json": b"[1]", "1.txt": b"x", "1.npy2": b"y"},  # many fields
         {"noext": b"1", "deep/er/noext": b"2"},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fcntl
 import os
 import pty
+import re
 import struct
 import subprocess
 import sys
@@ -16,7 +17,7 @@ import pytest
 
 from streamio import Progress
 from streamio.cli.progress import PlainProgress
-from tests.cli.conftest import spawn
+from tests.cli.conftest import Run, spawn
 from tests.samples import tree
 
 
@@ -127,8 +128,16 @@ def test_a_line_says_how_far_and_how_fast() -> None:
 
 def test_long_rows_of_the_table_hang_below_their_column(tmp_path: Path) -> None:
     src = tree(tmp_path / "in", {f"class-with-a-name-{i}/1.txt": b"1" for i in range(9)})
-    text = _on_terminal({"TERM": "xterm"}, "pack", src, tmp_path / "out", columns=60)
+    text = _on_terminal({"TERM": "xterm", "NO_COLOR": "1"}, "pack", src, tmp_path / "out", columns=60)
+    text = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", text)
     start = text.index("classes   9: ")
     rows = text[start:].splitlines()[:6]
     assert all(row.startswith(" " * 10 + "class-with") for row in rows[1:5]), rows
     assert all(len(row) <= 60 for row in rows)
+
+
+def test_a_long_run_into_a_pipe_says_how_far_it_is(
+    run: Run, many: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(PlainProgress, "FIRST", 0.0)
+    assert "publishing 100 %: 2,000 of 2,000 files" in run("pack", many, tmp_path / "out").err

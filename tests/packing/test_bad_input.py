@@ -2,9 +2,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -40,12 +43,12 @@ def _as_ordinary_user(*arguments: object) -> str:
 
 
 @pytest.fixture
-def open_tmp(tmp_path: Path) -> Path:
-    """A folder that every user may reach and write to."""
-    for folder in (tmp_path, *tmp_path.parents):
-        if folder.is_relative_to("/tmp") and folder != Path("/tmp"):
-            folder.chmod(0o777)
-    return tmp_path
+def open_tmp() -> Iterator[Path]:
+    """A folder that every user may reach and write to. Not one of pytest's: another pytest would lock it."""
+    folder = Path(tempfile.mkdtemp(prefix="streamio-test-"))
+    folder.chmod(0o777)
+    yield folder
+    shutil.rmtree(folder)
 
 
 def test_pack_08_links_to_nowhere_and_unreadable_files_are_named(open_tmp: Path) -> None:
@@ -66,7 +69,7 @@ def test_pack_08_links_to_nowhere_and_unreadable_files_are_named(open_tmp: Path)
 
 def test_no_permission_to_write_is_said_before_any_work(open_tmp: Path) -> None:
     src = tree(open_tmp / "in", {"a.jpg": jpg()})
-    (open_tmp / "locked").mkdir(mode=0o755)
+    (open_tmp / "locked").mkdir(mode=0o555)
     for out in (open_tmp / "locked", open_tmp / "locked/new"):
         text = _as_ordinary_user(src, out, "raise")
         assert text.startswith("UsageError") and "no permission to write" in text

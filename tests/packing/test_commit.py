@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -10,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from streamio.errors import OutputExists, UsageError
+from streamio.errors import OutputExists, StorageError, UsageError
 from streamio.packing.commit import PARTIAL, Output, look
 from streamio.packing.pack import pack
 from streamio.shards.manifest import MANIFEST_NAME
@@ -208,3 +210,27 @@ def test_leftovers_of_a_pack_that_only_wrote_parts_hide_nothing(tmp_path: Path) 
     assert look(str(out)).ours == [] == look(str(out)).foreign
     pack(tree(tmp_path / "a", {"1.txt": b"1"}), out, workers=1)
     assert list(contents(out)) == ["1"] and PARTIAL not in os.listdir(out)
+
+
+def test_a_full_disk_is_named_and_leaves_no_half(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    src, out = tree(tmp_path / "in", {f"{n}.txt": b"1" for n in range(4)}), tmp_path / "out"
+    failing = calls = 0
+    said: list[str] = []
+
+    def fsync(_: int) -> None:
+        nonlocal calls
+        calls += 1
+        if calls == failing:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(os, "fsync", fsync)
+    while calls >= failing:  # at the first time that something is made safe, at the second, …
+        failing, calls = failing + 1, 0
+        try:
+            pack(src, out, val=0.5, workers=1)
+        except StorageError as error:
+            said.append(str(error))
+        assert len(_sets(out)) == 2 or not out.exists()  # two: only names were still to be made safe
+        shutil.rmtree(out, ignore_errors=True)
+    assert len(said) == failing - 1 > 10
+    assert all(text.startswith(f"{out}") and "No space left on device" in text for text in said)

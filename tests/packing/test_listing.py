@@ -118,7 +118,7 @@ def test_patterns_choose_rows(src: Path) -> None:
         ("p/a.jpg,3\nc.png,4\n", "the first line holds values.*path,label"),
         ("path,path\na,b\n", "'path' comes twice"),
         ("path,x/y\np/a.jpg,1\n", "'x/y' cannot be a field"),
-        ("path,\np/a.jpg,1\n", "'' cannot be a field"),
+        ("path,\np/a.jpg,1\n", "column 2 has no name"),
         ("path,__x\np/a.jpg,1\n", "two leading underscores"),
         ("path,jpg\np/a.jpg,1\n", "line 2: both a column and the file p/a.jpg give the field 'jpg'"),
         ("path,label,cls\np/a.jpg,1,2\n", "'label' and 'cls' both give"),
@@ -152,6 +152,28 @@ def test_bad_jsonl_is_refused_with_the_line(src: Path, text: str, message: str) 
 
 def test_a_byte_order_mark_and_windows_line_ends_are_fine(src: Path) -> None:
     assert _values(_csv(src, b"\xef\xbb\xbfpath,label\r\np/a.jpg,1\r\n")) == {"p/a": {"cls": 1}}
+
+
+@pytest.mark.parametrize("mark", [";", "\t"])
+def test_values_may_be_separated_as_spreadsheets_do(src: Path, mark: str) -> None:
+    found = _csv(src, f'path{mark}label{mark}x\np/a.jpg{mark}cat{mark}"1,5{mark}2"\n')
+    assert _values(found) == {"p/a": {"cls": 0, "x": f"1,5{mark}2"}}
+
+
+def test_blanks_around_a_label_make_no_other_class(src: Path) -> None:
+    found = _csv(src, "path, label\np/a.jpg, cat\np/b.JPG,cat \nc.png,dog\n")
+    assert found.classes == ("cat", "dog")
+
+
+def test_a_column_that_names_files_is_told(src: Path) -> None:
+    found = _csv(src, "path,mask\np/a.jpg,c.png\n")
+    assert _values(found)["p/a"] == {"mask": "c.png"}
+    assert "column 'mask' names files, as c.png" in " ".join(found.notes)
+
+
+def test_utf16_is_named(src: Path) -> None:
+    with pytest.raises(UsageError, match="no UTF-8 text"):
+        _csv(src, "path,label\np/a.jpg,cat\n".encode("utf-16"))
 
 
 def test_lines_are_counted_over_quoted_line_ends(src: Path) -> None:

@@ -249,3 +249,9 @@ def test_progress_ends_with_everything_done(tmp_path: Path) -> None:
         last = told[-1]
         assert last.done_samples == last.total_samples == last.done_files == last.total_files == 20
         assert last.done_bytes == last.total_bytes == 20 * len(jpg())
+
+
+def test_text_that_cannot_be_stored_is_named_with_its_sample(tmp_path: Path) -> None:
+    src = tree(tmp_path, {"a.jpg": b"1", "l.jsonl": b'{"path": "a.jpg", "t": "\\ud800"}\n'})
+    with pytest.raises(UsageError, match=r"sample 'a', field t.txt: text that is not Unicode"):
+        pack(src / "l.jsonl", tmp_path / "out")

@@ -9,7 +9,7 @@ import pytest
 from PIL import Image
 
 from streamio.codecs import decode_image
-from streamio.errors import InputError
+from streamio.errors import InputError, UsageError
 from streamio.packing.pack import pack
 from tests.packing.reading import contents, manifest
 from tests.samples import jpg, png, tree
@@ -62,6 +62,33 @@ def test_raw_pictures_of_two_sizes_are_refused_with_both(tmp_path: Path) -> None
     with pytest.raises(InputError, match=r"a.jpg is 20 x 30 and c.jpg is 20 x 31.*resize-short"):
         _pack(src, tmp_path / "out", store="raw", shard_samples=1, workers=2)
     assert not (tmp_path / "out").exists()
+
+
+def test_raw_pictures_of_many_kinds_are_one_field(tmp_path: Path, fmt: str) -> None:
+    src = tree(tmp_path / "in", {"a/1.jpg": jpg(20, 30), "a/2.png": png(20, 30), "b/3.JPEG": jpg(20, 30)})
+    for name, options, shape in (("own", {}, (30, 20, 3)), ("cut", {"resize_short": 8}, (8, 8, 3))):
+        plan = _pack(src, tmp_path / name, format=fmt, store="raw", dry_run=True, **options)
+        report = _pack(src, tmp_path / name, format=fmt, store="raw", **options)
+        spec = manifest(tmp_path / name).fields["image"]
+        assert (spec.stored, spec.shape, spec.samples) == ("image.npy", shape, 3)
+        assert set(report.fields) == set(plan.fields) == {"image", "cls"}
+    tree(src, {"b/4.bmp": png(21, 30)})
+    with pytest.raises(InputError, match=r"1.jpg is 20 x 30 and b/4.bmp is 21 x 30"):
+        _pack(src, tmp_path / "out", store="raw", shuffle=False)
+
+
+def test_raw_pictures_of_one_sample_stay_apart(tmp_path: Path) -> None:
+    src = tree(tmp_path / "in", {"1.jpg": jpg(), "1.png": png(), "2.jpg": jpg()})
+    assert _pack(src, tmp_path / "out", store="raw").fields == ("jpg", "png")
+
+
+@pytest.mark.parametrize("options", [{"resize_short": 8}, {"max_side": 8}, {"store": "raw", "resize_short": 8}])
+def test_a_mask_beside_its_picture_is_not_blurred(tmp_path: Path, options: dict[str, Any]) -> None:
+    src = tree(tmp_path / "in", {"1.jpg": jpg(64, 64), "2.jpg": jpg(64, 64), "2.png": png(64, 64)})
+    with pytest.raises(UsageError, match=r"2.jpg, 2.png are one sample: .* mask would be blurred.*exclude"):
+        _pack(src, tmp_path / "out", **options)
+    assert not (tmp_path / "out").exists()
+    assert _pack(src, tmp_path / "out", exclude="*.png", **options).samples == 2
 
 
 @pytest.mark.parametrize("workers", [1, 2])

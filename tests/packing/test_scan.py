@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,8 @@ def test_stems_group_files_by_their_path(tmp_path: Path) -> None:
         (["a/1.jpg", "a/2.jpg", "a/notes.xyz"], "classes", ""),  # most are known
         (["a/1.xyz", "b/1.xyz"], "stems", "most files are of unknown kinds"),
         (["a/1.jpg", "top.jpg"], "stems", "files at the top"),
+        (["a/1.jpg", "b/1.jpg", "README.md", "labels.csv"], "classes", ""),  # beside the classes, as in many sets
+        (["a/1.jpg", "1.txt", "2.txt"], "stems", "files at the top"),
         (["a/1.jpg", "a/1.cls"], "stems", ".cls files"),
         (["images/1.jpg", "labels/1.txt"], "stems", "parts, not classes"),
         (["1.jpg"], "stems", ""),
@@ -174,3 +177,23 @@ def test_what_the_walk_left_out_is_told(tmp_path: Path) -> None:
     assert notes == (
         "left out 1 hidden file or folder", "left out 1 file or folder by include and exclude patterns",
     )  # fmt: skip
+
+
+def test_names_that_look_like_parts_of_a_sample_are_told(tmp_path: Path) -> None:
+    tree(tmp_path, {"1.jpg": b"1", "1.seg.png": b"1", "2.jpg": b"1", "a.b/1.jpg": b"1", "a/1.jpg": b"1"})
+    (note,) = (note for note in _scan(tmp_path).notes if "last dot" in note)
+    assert note == "1 sample looks like a part of others, since names are cut at the last dot: 1.seg.png"
+
+
+def test_class_names_of_any_bytes_have_their_own_numbers(tmp_path: Path) -> None:
+    names = ["\U0001f642", os.fsdecode(b"\xff"), "é"]  # sorted by characters and by bytes they differ
+    tree(tmp_path, {f"{name}/1.jpg": b"1" for name in names})
+    found = _scan(tmp_path)
+    assert found.classes is not None
+    assert {item.key[:-2]: found.classes[item.value("cls")] for item in found.samples} == {n: n for n in names}
+
+
+def test_one_folder_around_the_classes_is_told(tmp_path: Path) -> None:
+    tree(tmp_path, {"photos/a/1.jpg": b"1", "photos/b/1.jpg": b"1"})
+    assert f"pack {tmp_path / 'photos'}" in _scan(tmp_path).notes[0]
+    assert _scan(tmp_path / "photos").classes == ("a", "b")

@@ -159,3 +159,25 @@ def test_the_same_samples_give_the_same_bytes(tmp_path: Path, fmt: str) -> None:
     for out in ("a", "b"):
         write(rows, tmp_path / out, format=fmt, shard_samples=20)
     assert files(tmp_path / "a") == files(tmp_path / "b")
+
+
+@pytest.mark.parametrize(
+    ("rows", "message"),
+    [
+        ([{"": 1}], "'' cannot be a field"),
+        ([{".a": 1}], "'.a' cannot be a field"),
+        ([{"A": 1, "a": 2}], "'A' and 'a' would both be stored as a.int"),
+        ([{"x": np.zeros(2)}, {"x.npy": np.zeros(2)}], "sample '00000001': the fields 'x' and 'x.npy' would both"),
+    ],
+)
+def test_fields_that_could_not_be_told_apart_are_refused(
+    tmp_path: Path, rows: list[dict[str, Any]], message: str
+) -> None:
+    with pytest.raises(UsageError, match=message):
+        write(rows, tmp_path / "out")
+
+
+def test_a_label_beyond_the_classes_is_refused(tmp_path: Path, fmt: str) -> None:
+    write([{"cls": np.int64(1)}, {"cls": -1}, {"x": 1}], tmp_path / "out", format=fmt, classes=["a", "b"])
+    with pytest.raises(UsageError, match="sample '00000001': cls 2, but there are 2 classes, counted from 0"):
+        write([{"cls": 1}, {"cls": 2}], tmp_path / "one", format=fmt, classes=["a", "b"])
