@@ -7,8 +7,8 @@ import logging
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import cached_property
+from multiprocessing.context import get_spawning_popen
 from types import FrameType
 from typing import Any, Literal, Protocol
 
@@ -20,6 +20,7 @@ from streamio.batching.collate import collate as collate_samples
 from streamio.batching.collate import stack
 from streamio.batching.decode import Failure, FieldDecode, FieldDecoder, Values, decode_column, make_decoders
 from streamio.batching.functions import as_samples, check_picklable, takes_rng
+from streamio.batching.options import Options, check_choice, check_values, report_path
 from streamio.batching.tensors import as_tensors, channels_first
 from streamio.codecs import MAX_PIXELS
 from streamio.errors import SampleError, StreamioError, TransformError, UsageError
@@ -63,33 +64,6 @@ class Table(Protocol):
         ...
 
 
-@dataclass(frozen=True, kw_only=True)
-class _Options:
-    """What the user asked for, checked; everything that decides what a batch looks like."""
-
-    batch_size: int
-    fields: tuple[str, ...]
-    as_tuple: bool
-    shuffle: Any
-    seed: int
-    tail: Tail
-    decode: FieldDecode | Mapping[str, FieldDecode]
-    layout: Literal["hwc", "chw"]
-    transform: Callable[..., Any] | None
-    collate: Callable[[list[Any]], Any] | None
-    on_error: Literal["raise", "skip"]
-    error_report: str | None
-    max_pixels: int
-    ranks: tuple[int, int] | None
-
-    def functions(self) -> dict[str, Any]:
-        """The user's functions, by the words for them in the call."""
-        functions: dict[str, Any] = {"transform": self.transform, "collate": self.collate}
-        if isinstance(self.decode, Mapping):
-            functions |= {f"decode[{field!r}]": how for field, how in self.decode.items()}
-        return functions
-
-
 class ShardDataset(IterableDataset[Any]):
     """Streams a shard set as ready-made batches, the same for any number of workers.
 
@@ -116,7 +90,9 @@ class ShardDataset(IterableDataset[Any]):
                 with a numpy Generator keyed by (seed, epoch, row). What it returns is collated; None drops the
                 sample from its batch.
     collate:    function of a list of samples, instead of joining them field by field; may return anything.
-    on_error:   "raise", or "skip": samples that do not decode are left out of their batch, logged once each
+                It and transform get None for a field that a sample lacks.
+    on_error:   "raise", or "skip": samples that do not decode, or lack a field that becomes an array, are left
+                out of their batch, logged once each
                 (logger "streamio", level WARNING) and written to `error_report`.
     error_report: path of a JSON-lines file that gets shard, row, key, field and error of skipped samples; all
                 workers append to it.
@@ -148,20 +124,22 @@ class ShardDataset(IterableDataset[Any]):
     ) -> None:
         self.table: Table = _open(source)
         chosen, as_tuple = _choose_fields(self.table, fields, tail)
-        _check_choice("layout", layout, ("hwc", "chw"))
-        _check_choice("on_error", on_error, ("raise", "skip"))
-        self._options = _Options(
+        check_choice("layout", layout, ("hwc", "chw"))
+        check_choice("on_error", on_error, ("raise", "skip"))
+        check_values(seed=seed, max_pixels=max_pixels, transform=transform, collate=collate)
+        self._options = Options(
             batch_size=batch_size, fields=chosen, as_tuple=as_tuple, shuffle=shuffle_mode(shuffle), seed=seed,
             tail=tail, decode=decode, layout=layout, transform=transform, collate=collate, on_error=on_error,
-            error_report=None if error_report is None else os.path.abspath(error_report),
+            error_report=None if error_report is None else report_path(error_report),
             max_pixels=max_pixels, ranks=_given_ranks(rank, world_size),
         )  # fmt: skip
         self._epochs = EpochCounter()
         self._parent_ranks: tuple[int, int] | None = None
+        self._pid = os.getpid()
         _ = self._decoders
         # The tail depends on the ranks, which may not be known yet; all else is refused now.
         Plan(sizes=self.table.sizes, batch_size=batch_size, seed=seed, tail="pad")
-        _check_choice("tail", tail, ("even", "drop", "pad"))
+        check_choice("tail", tail, ("even", "drop", "pad"))
 
     def __len__(self) -> int:
         """Batches that each rank gets in an epoch; exact."""
@@ -218,8 +196,9 @@ class ShardDataset(IterableDataset[Any]):
         failures: list[Failure] = []
         for name, decoder in self._decoders.items():
             values[name], failed = decode_column(
-                decoder, columns[name], lambda i: generator(seed, epoch, int(rows[i])), alloc
-            )
+                decoder, columns[name], lambda i: generator(seed, epoch, int(rows[i])), alloc,
+                joined=self._options.transform is None and self._options.collate is None,
+            )  # fmt: skip
             failures += failed
         return values, failures
 
@@ -264,7 +243,12 @@ class ShardDataset(IterableDataset[Any]):
             samples, keys = [made[i] for i in kept], [keys[i] for i in kept]
             valid = None if valid is None else valid[kept]
         if options.collate is not None:
-            return options.collate(samples)
+            try:
+                return options.collate(samples)
+            except Exception as error:
+                raise TransformError(
+                    f"collate raised {type(error).__name__}: {error}; the batch starts with '{keys[0]}'"
+                ) from error
         joined = collate_samples(samples, keys, alloc)
         if not isinstance(joined, dict):
             return joined
@@ -310,7 +294,8 @@ class ShardDataset(IterableDataset[Any]):
         )  # fmt: skip
 
     def _world(self) -> World:
-        return current_world(self._options.ranks, self._parent_ranks)
+        # Who unpickled us is a worker of the process that pickled us; its own forks have the facts themselves.
+        return current_world(self._options.ranks, self._parent_ranks if self._pid == os.getpid() else None)
 
     @cached_property
     def _decoders(self) -> dict[str, FieldDecoder]:
@@ -329,7 +314,8 @@ class ShardDataset(IterableDataset[Any]):
         return takes_rng(self._options.transform) if self._options.transform is not None else False
 
     def __getstate__(self) -> dict[str, Any]:
-        check_picklable(self._options.functions())
+        if get_spawning_popen() is not None:  # on the way to a worker; other copies may share a lambda
+            check_picklable(self._options.functions())
         world = self._world()
         return {
             "table": self.table, "_options": self._options, "_epochs": self._epochs,
@@ -337,7 +323,7 @@ class ShardDataset(IterableDataset[Any]):
         }  # fmt: skip
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
+        self.__dict__.update(state, _pid=os.getpid())
 
     def __repr__(self) -> str:
         o = self._options
@@ -358,6 +344,10 @@ def _choose_fields(table: Table, fields: Sequence[str] | None, tail: str) -> tup
         return (*table.fields, KEY), False
     if isinstance(fields, str):
         raise UsageError(f"fields={fields!r}", fix=f"Give a sequence of names: fields=({fields!r},)")
+    if not fields:
+        raise UsageError(
+            "fields is empty", fix=f"Name some of {', '.join(table.fields)}, or leave fields= out for all"
+        )
     unknown = [name for name in fields if name not in table.fields and name not in (KEY, VALID)]
     if unknown:
         raise UsageError(
@@ -369,11 +359,6 @@ def _choose_fields(table: Table, fields: Sequence[str] | None, tail: str) -> tup
             fix=f"Batches of tail='pad' need their mask: name '{VALID}' in fields (and only with 'pad')",
         )
     return tuple(fields), True
-
-
-def _check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise UsageError(f"{name}={value!r}", fix=f"Use {' or '.join(map(repr, choices))}")
 
 
 def _given_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:

@@ -14,7 +14,7 @@
     │   └── CorruptShard
     ├── SampleError                       one sample is at fault
     │   ├── DecodeError                   its bytes do not decode
-    │   ├── TransformError                the user's transform failed on it
+    │   ├── TransformError                the user's transform failed on it, or collate on its batch
     │   └── ShapeMismatch                 it does not fit into one array with the others of its batch
     └── WorkerError                       a worker process is at fault
         ├── WorkerDied
@@ -160,7 +160,7 @@ class DecodeError(SampleError):
 
 
 class TransformError(SampleError):
-    """The user's transform raised on a sample; its exception is the `__cause__`."""
+    """The user's transform raised on a sample, or collate on a batch; the exception is the `__cause__`."""
 
 
 class ShapeMismatch(SampleError):

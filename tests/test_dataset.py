@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 import json
 import logging
 import pickle
@@ -16,7 +18,7 @@ from torch.utils.data import DataLoader
 import streamio
 from streamio import DecodeError, SampleError, ShapeMismatch, ShardDataset, TransformError, UsageError
 from streamio.image import CenterCrop, RandomResizedCrop, Resize
-from tests.samples import jpg, png
+from tests.samples import jpg, png, raw_tar
 from tests.sets import keys, make_set, read
 
 
@@ -247,6 +249,26 @@ class TestBadSamples:
         }  # fmt: skip
         assert "'k1'" in caplog.text
 
+    @pytest.mark.parametrize("field", ["jpg", "cls", "npy"])
+    @pytest.mark.parametrize("batch_size", [1, 4])
+    def test_a_sample_without_a_field_that_becomes_an_array_is_one(
+        self, tmp_path: Path, fmt: str, field: str, batch_size: int
+    ) -> None:
+        samples = [{"__key__": f"k{i}", "jpg": jpg(), "cls": i, "npy": np.ones(2), "txt": "t"} for i in range(6)]
+        del samples[4][field], samples[1]["txt"]
+        streamio.write(samples, tmp_path / "s", format=fmt)
+        fields = (field, "txt", "__key__")
+        with pytest.raises(DecodeError, match=rf"row 4 \('k4'\), field {field}: the sample has no such field"):
+            read(tmp_path / "s", batch_size, fields=fields)
+        if batch_size == 1:  # a batch gets smaller, never empty
+            return
+        kept = read(tmp_path / "s", batch_size, fields=fields, on_error="skip")
+        assert [key for batch in kept for key in batch[2]] == ["k0", "k1", "k2", "k3", "k5"]
+        assert kept[0][1] == ["t", None, "t"] if len(kept[0][1]) == 3 else True
+        assert all(isinstance(batch[0], torch.Tensor) for batch in kept)
+        given = read(tmp_path / "s", 6, fields=fields, collate=lambda samples: [s[field] is None for s in samples])
+        assert given == [[False] * 4 + [True, False]]
+
     def test_a_batch_of_nothing_but_bad_samples_is_an_error(self, tmp_path: Path) -> None:
         streamio.write([{"jpg": b"no picture"}] * 3, tmp_path / "s")
         with pytest.raises(SampleError, match="none of the 3 samples"):
@@ -262,6 +284,13 @@ class TestBadSamples:
         ({"fields": ("jpg", "__valid__")}, "__valid__"),
         ({"tail": "keep"}, "tail='keep'"),
         ({"shuffle": "yes"}, "shuffle='yes'"),
+        ({"fields": ()}, "fields is empty. Name some of cls, jpg, txt"),
+        ({"seed": None}, "seed=None"),
+        ({"seed": 0.5}, "seed=0.5"),
+        ({"max_pixels": "1e9"}, "max_pixels='1e9'"),
+        ({"transform": 3}, "transform=3"),
+        ({"collate": "pad"}, "collate='pad'"),
+        ({"on_error": "skip", "error_report": "/no/folder/bad.jsonl"}, "error_report='/no/folder/bad.jsonl'"),
         ({"layout": "nchw"}, "layout='nchw'"),
         ({"on_error": "ignore"}, "on_error='ignore'"),
         ({"rank": 1}, "rank=1, world_size=None"),
@@ -306,9 +335,49 @@ class TestPickle:
 
     def test_a_copy_gives_the_same_batches(self, pictures: str) -> None:
         dataset = ShardDataset(pictures, 4, shuffle=True, decode=RandomResizedCrop(8))
-        copy = pickle.loads(pickle.dumps(dataset))
-        for a, b in zip(dataset, copy, strict=True):
+        again = pickle.loads(pickle.dumps(dataset))
+        for a, b in zip(dataset, again, strict=True):
             assert a["__key__"] == b["__key__"] and torch.equal(a["jpg"], b["jpg"])
+
+    def test_a_copy_within_the_process_may_hold_a_lambda(self, tmp_path: Path) -> None:
+        dataset = ShardDataset(make_set(tmp_path / "s", 12), 4, transform=lambda sample: sample)
+        for same in (copy.copy(dataset), copy.deepcopy(dataset)):
+            assert len(keys(same)) == 12
+
+
+@pytest.mark.parametrize("dtype", ["f16", "c32", "M8[s]", "i4,f4"])
+def test_arrays_of_a_type_that_torch_lacks_are_an_error_with_the_ways_out(tmp_path: Path, dtype: str) -> None:
+    """Foreign npy files hold anything: long doubles, dates, records."""
+    path = raw_tar(tmp_path / "a.tar", [(f"{i}.npy", npy(np.zeros(2, dtype))) for i in range(3)])
+    with pytest.raises(SampleError, match=r"field npy: arrays of .*, a type that torch does not have\. Convert"):
+        read([path], 3)
+    given = next(iter(ShardDataset([path], 3, collate=lambda samples: np.stack([s["npy"] for s in samples]))))
+    assert given.dtype == dtype and given.shape == (3, 2)
+
+
+@pytest.mark.parametrize("dtype", ["S3", "U2"])
+def test_arrays_of_text_stay_arrays(tmp_path: Path, dtype: str) -> None:
+    path = raw_tar(tmp_path / "a.tar", [(f"{i}.npy", npy(np.full(2, "ab", dtype))) for i in range(3)])
+    (array,) = read([path], 3, fields=("npy",))[0]
+    assert isinstance(array, np.ndarray) and array.dtype == dtype and array.shape == (3, 2)
+
+
+@pytest.mark.parametrize("dtype", ["<u2", "<u4", "<u8", ">u2", ">f4", "<c8", "?", "<f2"])
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_foreign_arrays_of_any_byte_order_become_tensors(
+    tmp_path: Path, dtype: str, shape: tuple[int, ...]
+) -> None:
+    array = np.asfortranarray(np.arange(np.prod(shape, dtype=int)).reshape(shape).astype(dtype))
+    path = raw_tar(tmp_path / "a.tar", [(f"{i}.npy", npy(array)) for i in range(3)])
+    (tensor,) = read([path], 3, fields=("npy",))[0]
+    assert tensor.dtype == torch.from_numpy(array.astype(array.dtype.newbyteorder("="))).dtype
+    assert (tensor.numpy() == np.stack([array] * 3)).all()
+
+
+def npy(array: np.ndarray) -> bytes:
+    file = io.BytesIO()
+    np.save(file, array)
+    return file.getvalue()
 
 
 def test_len_and_repr_say_what_it_is(pictures: str) -> None:

@@ -10,7 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamio.errors import SampleError, ShapeMismatch
+from streamio.shards.uniform import is_plain
 from streamio.types import Alloc
+
+_NO_NUMBERS = "SUO"
+"""Kinds of arrays that stay arrays of numpy: torch's own loader hands them on as well."""
 
 _FIX_SHAPES = (
     "Give them one size while decoding (decode=streamio.image.RandomResizedCrop(224), CenterCrop or Resize), "
@@ -57,7 +61,8 @@ def stack(field: str, values: Sequence[Any], keys: Sequence[str], alloc: Alloc) 
     """n values as one array (n, …), with their dtype; strings, bytes and other objects as a list of n.
 
     Python numbers become int64, float64 or bool. Raises ShapeMismatch for arrays that do not fit into one, and
-    SampleError for a sample without the field, where the others are arrays or numbers.
+    SampleError for arrays of a type that torch lacks (records, dates, more than 64 bits), and for a sample
+    without the field, where the others are arrays or numbers.
     """
     kinds = {_kind(value) for value in values}
     if kinds <= {"array"}:
@@ -119,6 +124,13 @@ def _stack_arrays(field: str, values: Sequence[Any], keys: Sequence[str], alloc:
             field=field or None,
         )  # fmt: skip
     ((shape, dtype),) = kinds
+    if dtype.kind not in _NO_NUMBERS and not is_plain(dtype.newbyteorder("<")):
+        raise SampleError(
+            f"arrays of {dtype}, a type that torch does not have",
+            fix="Convert them (decode={field: function of the bytes}, or transform=…), leave the field out with "
+            "fields=…, or use collate=…",
+            field=field or None,
+        )
     out = alloc((len(values), *shape), dtype)
     for i, value in enumerate(values):
         out[i] = value

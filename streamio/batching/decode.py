@@ -17,6 +17,12 @@ from streamio.types import Alloc, ArrayColumn, Column
 
 IMAGE_CODECS = frozenset(codec.name for codec in IMAGES)
 NUMBER_CODECS = frozenset({"int", "float", "bool"})
+_ARRAY_CODECS = IMAGE_CODECS | NUMBER_CODECS | {"npy"}
+
+_FIX_LACKING = (
+    "Leave such samples out with where(…) or on_error='skip', or the field with fields=…; "
+    "collate=… and transform=… get None for it"
+)
 
 Values: TypeAlias = NDArray[Any] | list[Any]
 """One field of a batch: an array (n, …) where all values came into one, else a list of n."""
@@ -57,6 +63,11 @@ class FieldDecoder:
     function: Callable[[bytes], Any] | None = None
     raw: bool = False
     max_pixels: int
+
+    @property
+    def fills_array(self) -> bool:
+        """Whether its values are joined to one array, in which a sample without the field would leave a hole."""
+        return self.codec in _ARRAY_CODECS and not self.raw and self.function is None
 
     def value_bytes(self, spec: FieldSpec) -> int:
         """About how much memory one value takes; 1 MB for a picture of unknown size, 1 KB for unknown others."""
@@ -138,15 +149,22 @@ def _decoder(field: str, spec: FieldSpec, how: FieldDecode, max_pixels: int) -> 
     return replace(plain, function=how)
 
 
-def decode_column(decoder: FieldDecoder, column: Column, rng: Rng, alloc: Alloc) -> tuple[Values, list[Failure]]:
-    """The values of one field of a batch, and what failed (undefined in an array, None in a list)."""
+def decode_column(
+    decoder: FieldDecoder, column: Column, rng: Rng, alloc: Alloc, *, joined: bool
+) -> tuple[Values, list[Failure]]:
+    """The values of one field of a batch, and what failed (undefined in an array, None in a list).
+
+    joined: the values will be joined field by field, so a sample without one is a failure where the others make
+            an array; else it is None.
+    """
     if isinstance(column, ArrayColumn):
         return _from_array(decoder.op, column.values, rng, alloc), []
     size = decoder.op.size if decoder.op is not None else None
     if size is None:
-        return _decode_each(decoder, column.values, rng, [None] * len(column))
+        required = joined and decoder.fills_array
+        return _decode_each(decoder, column.values, rng, [None] * len(column), required)
     pixels = alloc((len(column), *size, 3), np.dtype(np.uint8))
-    return pixels, _decode_each(decoder, column.values, rng, list(pixels), required=True)[1]
+    return pixels, _decode_each(decoder, column.values, rng, list(pixels), True)[1]
 
 
 def _from_array(op: ImageOp | None, values: NDArray[Any], rng: Rng, alloc: Alloc) -> Values:
@@ -165,16 +183,16 @@ def _decode_each(
     items: Sequence[memoryview | NDArray[Any] | None],
     rng: Rng,
     outs: Sequence[NDArray[np.uint8] | None],
-    required: bool = False,
+    required: bool,
 ) -> tuple[list[Any], list[Failure]]:
-    """Item by item. `required`: a sample without the field is a failure, as there is a place to fill."""
+    """Item by item. `required`: a sample without the field is a failure."""
     values: list[Any] = []
     failures: list[Failure] = []
     for i, (item, out) in enumerate(zip(items, outs, strict=True)):
         value = item
         try:
             if item is None and required:
-                raise DecodeError("the sample has no such field", fix="Leave such samples out with where(…)")
+                raise DecodeError("the sample has no such field, others have", fix=_FIX_LACKING)
             if isinstance(item, memoryview):
                 value = decoder.decode(item, rng(i) if decoder.op is not None else None, out)
         except Exception as error:

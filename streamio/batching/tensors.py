@@ -8,12 +8,15 @@ from typing import Any
 import numpy as np
 import torch
 
+from streamio.shards.uniform import is_plain
+
 
 def as_tensors(batch: Any) -> Any:
     """Every array in a batch (dicts, lists and tuples of any depth) as a tensor that shares its memory.
 
     A list of tensors of one shape (from a user's transform) becomes one tensor. Strings, bytes and other
-    objects stay as they are. dtypes stay; those that torch lacks (say, big-endian) become its nearest.
+    objects stay as they are, and so do arrays of what torch lacks (text, or what a user's collate returned).
+    dtypes stay; big-endian numbers become native ones.
     """
     if isinstance(batch, np.ndarray):
         return _tensor(batch)
@@ -28,7 +31,7 @@ def as_tensors(batch: Any) -> Any:
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Any:
-    if array.dtype.kind not in "biufc":
+    if not is_plain(array.dtype.newbyteorder("<")):
         return array
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))

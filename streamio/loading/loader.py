@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import signal
+import threading
 import time
 import traceback
 from collections.abc import Iterator
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset
@@ -31,7 +32,8 @@ class StreamLoader:
             for pictures, labels in loader: ...
 
     Epochs advance by themselves (`set_epoch` goes elsewhere) and reach workers, which live on between epochs.
-    What a batch holds does not depend on any argument of the loader.
+    What a batch holds does not depend on any argument of the loader. A loader runs one epoch at a time: the next
+    iteration ends the one before, whose next batch is a UsageError.
 
     num_workers:    processes; 0 makes batches in this one. "auto": the CPUs that are really usable (affinity,
                     cgroup quota), shared by the ranks of the node.
@@ -56,11 +58,14 @@ class StreamLoader:
     ) -> None:
         if not isinstance(dataset, ShardDataset):
             raise UsageError(f"StreamLoader reads a ShardDataset, not {type(dataset).__name__}")
-        if timeout < 0:
-            raise UsageError(f"timeout={timeout}", fix="Give seconds, or 0 to wait for ever")
+        if context not in (None, *get_args(StartMethod)):
+            raise UsageError(f"context={context!r}", fix=f"Use one of {', '.join(get_args(StartMethod))}, or None")
+        if not isinstance(timeout, int | float) or timeout < 0:
+            raise UsageError(f"timeout={timeout!r}", fix="Give seconds, or 0 to wait for ever")
         self.dataset = dataset
         self.num_workers = worker_count(num_workers)
         self._timeout = timeout
+        self._iterations = 0
         ahead = batches_ahead(dataset.batch_bytes(), max(1, self.num_workers), prefetch_bytes)
         workers: dict[str, Any] = {}
         if self.num_workers:
@@ -91,24 +96,36 @@ class StreamLoader:
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
+        self._iterations += 1
+        mine = self._iterations
         with Watchdog(self._timeout, self._kill_workers) as watchdog:
-            try:
+            for batch in self._delivered(watchdog):
+                yield batch
+                if self._iterations != mine:
+                    raise UsageError(
+                        "another iteration over this StreamLoader has begun, which ended this one",
+                        fix="For two epochs at a time, make a StreamLoader (and a ShardDataset) for each",
+                    )
                 watchdog.pat()
-                for batch in _without_signals(iter(self._loader)):
-                    watchdog.rest()
-                    if isinstance(batch, _Raised):
-                        raise batch.error
-                    yield batch
-                    watchdog.pat()
-            except StreamioError:
-                self._kill()
+
+    def _delivered(self, watchdog: Watchdog) -> Iterator[Any]:
+        """The batches of the workers; no worker is left where they end with an error."""
+        try:
+            watchdog.pat()
+            for batch in _prepared(iter(self._loader)):
+                watchdog.rest()
+                if isinstance(batch, _Raised):
+                    raise batch.error
+                yield batch
+        except StreamioError:
+            self._kill()
+            raise
+        except (RuntimeError, OSError, EOFError) as error:
+            explained = self._timed_out() if watchdog.barked else self._death()
+            self._kill()
+            if explained is None:
                 raise
-            except (RuntimeError, OSError, EOFError) as error:
-                explained = self._timed_out() if watchdog.barked else self._death()
-                self._kill()
-                if explained is None:
-                    raise
-                raise explained from error
+            raise explained from error
 
     def _timed_out(self) -> WorkerTimeout:
         return WorkerTimeout(
@@ -124,7 +141,7 @@ class StreamLoader:
         deadline = time.monotonic() + 0.5
         while time.monotonic() < deadline:
             for worker in self._workers():
-                if worker.exitcode not in (None, 0):
+                if worker.exitcode is not None:
                     return WorkerDied(f"worker process {worker.pid} {_how_it_ended(worker.exitcode)}")
             time.sleep(0.01)
         return None
@@ -160,7 +177,7 @@ def _as_it_is(batch: Any) -> Any:
     return batch
 
 
-def _without_signals(iterator: Any) -> Any:
+def _prepared(iterator: Any) -> Any:
     """Take the workers from torch's handler of SIGCHLD, which would raise wherever the training loop then is.
 
     torch also looks after them every 5 seconds while it waits for a batch, and raises there.
@@ -168,7 +185,29 @@ def _without_signals(iterator: Any) -> Any:
     if isinstance(iterator, _MultiProcessingDataLoaderIter) and iterator._worker_pids_set:
         _remove_worker_pids(id(iterator))
         iterator._worker_pids_set = False
+        iterator._workers_done_event = _OneWayEvent(iterator._workers_done_event)  # type: ignore[assignment]
     return iterator
+
+
+class _OneWayEvent:
+    """What tells the workers to end, without the trust that they are well.
+
+    They look at the event before each batch. One that is killed or stopped just then takes its lock along, and
+    whoever asks for it would wait for ever.
+    """
+
+    def __init__(self, shared: Any) -> None:
+        self._shared = shared
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        self._is_set = True
+        sender = threading.Thread(target=self._shared.set, name="streamio-end", daemon=True)
+        sender.start()
+        sender.join(1)
 
 
 class _Raised:
@@ -208,8 +247,13 @@ _CAUSES: dict[int, str] = {
 
 
 def _how_it_ended(exitcode: int) -> str:
+    if exitcode == 0:
+        return "ended by itself: a transform called exit(), or it was interrupted (Ctrl-C)"
     if exitcode > 0:
-        return f"ended with exit code {exitcode}: look at what it printed, or run with num_workers=0"
+        return (
+            f"ended with exit code {exitcode}: look at what it printed. Under spawn and forkserver a script must "
+            "start its training below 'if __name__ == \"__main__\":'; else run with num_workers=0"
+        )
     number = -exitcode
     name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
     cause = _CAUSES.get(number, "run with num_workers=0 to see what it was doing")

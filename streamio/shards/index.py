@@ -7,6 +7,7 @@ little-endian header length, a JSON header, then raw little-endian arrays. Any s
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 from collections.abc import Mapping
@@ -17,7 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from streamio.errors import BadIndex, CorruptShard
+from streamio.errors import BadIndex, CorruptShard, StorageError
 from streamio.types import Rows
 
 INDEX_SUFFIX = ".idx"
@@ -163,11 +164,17 @@ class ShardIndex:
     def load(cls, path: str | os.PathLike[str]) -> ShardIndex:
         """Map the file; arrays stay views of the map, so memory does not grow with the samples.
 
-        Raises BadIndex (with the path) for a file that is cut, or no index, or of another version.
+        Raises BadIndex (with the path) for a file that is cut, or no index, or of another version, and
+        StorageError where no more files can be opened.
         """
         try:
             raw = np.memmap(path, np.uint8, mode="r")
         except (ValueError, OSError) as error:
+            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+                raise StorageError(
+                    f"cannot be read: {error.strerror}", fix="Raise the limit (ulimit -n), or open fewer sets",
+                    path=os.fspath(path),
+                ) from error  # fmt: skip
             raise BadIndex(f"cannot be read: {error}", fix=_REBUILD, path=os.fspath(path)) from error
         return cls.from_buffer(raw, os.fspath(path))
 

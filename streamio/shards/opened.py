@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from difflib import get_close_matches
 from functools import cached_property, partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +20,7 @@ from streamio.shards.foreign import PATTERN, ForeignFiles
 from streamio.shards.index import Keys
 from streamio.shards.manifest import MANIFEST_NAME, FieldSpec
 from streamio.shards.pool import ReaderPool
-from streamio.shards.reader import ShardReader
+from streamio.shards.reader import Layout, ShardReader
 from streamio.shards.setfiles import LocalFiles, RemoteFiles, SetFiles
 from streamio.storage.files import is_url, redact
 from streamio.types import Alloc, ArrayColumn, Column, ListColumn, Rows
@@ -29,10 +29,13 @@ KEY = "__key__"
 _SEARCHED_KEYS = 20_000
 
 
+_Values: TypeAlias = "NDArray[Any] | list[memoryview | NDArray[Any] | None]"
+
+
 class _Part(NamedTuple):
     """Rows of one shard within a batch: `rows[i]` of the shard goes to place `at[i]` (None: to i)."""
 
-    reader: ShardReader
+    shard: int
     rows: Rows
     at: NDArray[np.int64] | None
 
@@ -52,6 +55,7 @@ class OpenedSet:
         self.columns = SetColumns(files)
         # Not a method of ours: the ring of references would keep dropped sets open until garbage is collected.
         self.pool = ReaderPool(partial(open_reader, files), max_open)
+        self._number_layouts: dict[str, dict[int, Layout | None]] = {}  # by stored name and shard
 
     def locate(self, row: int) -> tuple[int, int]:
         """(shard, row in the shard)."""
@@ -66,25 +70,48 @@ class OpenedSet:
         return spec
 
     def gather(self, rows: Rows, fields: Sequence[str], alloc: Alloc) -> dict[str, Column]:
-        specs = [(field, self.spec(field)) for field in fields]
+        """Shard by shard, so that a batch from more shards than may be open at a time can be gathered too."""
+        specs = {field: self.spec(field) for field in fields}
         parts = self._parts(rows)
-        columns: dict[str, Column] = {}
-        for field, spec in specs:
-            with where(field=field):
-                columns[field] = _column(spec, parts, len(rows), alloc)
-        return columns
+        made = {field: self._room(spec, parts, len(rows), alloc) for field, spec in specs.items()}
+        for part in parts:
+            reader = self.pool.get(part.shard)
+            for field, spec in specs.items():
+                with where(shard=reader.name, field=field):
+                    _fill(made[field], reader, part, spec.stored, copy=len(parts) > self.pool.limit)
+        return {field: _as_column(values) for field, values in made.items()}
+
+    def _room(self, spec: FieldSpec, parts: Sequence[_Part], count: int, alloc: Alloc) -> _Values:
+        """Memory for one field of a batch: an array where all values are alike, else a list."""
+        if spec.dtype is not None and spec.shape is not None:
+            return alloc((count, *spec.shape), np.dtype(spec.dtype))
+        layouts = {self._number_layout(part.shard, spec.stored) for part in parts}
+        layout = layouts.pop() if len(layouts) == 1 else None
+        return [None] * count if layout is None else alloc((count, *layout[1]), layout[0])
+
+    def _number_layout(self, shard: int, stored: str) -> Layout | None:
+        """How a shard holds the numbers of a field; None for all else.
+
+        Also for arrays that happen to be alike in this shard: a batch with others would come as a list, so all
+        batches do.
+        """
+        known = self._number_layouts.setdefault(stored, {})
+        if shard not in known:
+            reader = self.pool.get(shard)
+            known[shard] = None if _holds_arrays(reader, stored) else reader.layout(stored)
+        return known[shard]
 
     def _parts(self, rows: Rows) -> list[_Part]:
         """The rows, shard by shard. For no rows a part of the first shard, which knows the fields' kinds."""
         if len(rows) == 0:
-            return [_Part(self.pool.get(0), rows, None)] if len(self.sizes) else []
+            return [_Part(0, rows, None)] if len(self.sizes) else []
         shards = np.searchsorted(self.ends, rows, side="right")
         local = rows - (self.ends - self.sizes)[shards]
         if (shards == shards[0]).all():
-            return [_Part(self.pool.get(int(shards[0])), local, None)]
+            return [_Part(int(shards[0]), local, None)]
         order = np.argsort(shards, kind="stable")
         cuts = np.flatnonzero(np.diff(shards[order])) + 1
-        return [_Part(self.pool.get(int(shards[at[0]])), local[at], at) for at in np.split(order, cuts)]
+        return [_Part(int(shards[at[0]]), local[at], at) for at in np.split(order, cuts)]
 
     def sample(self, row: int) -> dict[str, Any]:
         """One row with its key: numbers as numbers, arrays as arrays, all else as the bytes that are stored."""
@@ -99,8 +126,8 @@ class OpenedSet:
 
     def keys(self, rows: Rows) -> list[str]:
         keys: list[str] = [""] * len(rows)
-        for reader, local, at in self._parts(rows):
-            found = reader.index.keys.take(local)
+        for shard, local, at in self._parts(rows):
+            found = self.pool.get(shard).index.keys.take(local)
             for place, key in zip(range(len(rows)) if at is None else at.tolist(), found, strict=True):
                 keys[place] = key
         return keys
@@ -196,13 +223,14 @@ class SetColumns(Mapping[str, NDArray[Any]]):
 
     def _join(self, name: str) -> NDArray[Any]:
         dtype = self._dtypes[name]
-        pieces = []
+        joined = np.full(self._files.manifest.samples, np.nan if dtype.kind == "f" else -1, dtype)
+        at = 0
         for number, shard in enumerate(self._files.manifest.shards):
-            columns = self._files.index(number).columns
-            piece = next((column for stored, column in columns.items() if self._shown(stored) == name), None)
-            unknown = np.nan if dtype.kind == "f" else -1
-            pieces.append(np.full(shard.samples, unknown, dtype) if piece is None else piece)
-        joined: NDArray[Any] = np.concatenate(pieces)
+            # Copied one by one: each column is a view of its index file, which stays open as long as it.
+            for stored, column in self._files.index(number).columns.items():
+                if self._shown(stored) == name:
+                    joined[at : at + shard.samples] = column
+            at += shard.samples
         joined.flags.writeable = False
         return joined
 
@@ -243,33 +271,26 @@ def _row_of(keys: Keys, key: bytes) -> int | None:
     return int(found[0]) if len(found) else None
 
 
-def _column(spec: FieldSpec, parts: Sequence[_Part], count: int, alloc: Alloc) -> Column:
-    layouts = {part.reader.layout(spec.stored) for part in parts}
-    layout = layouts.pop() if len(layouts) == 1 else None
-    if spec.dtype is not None and spec.shape is not None:
-        layout = np.dtype(spec.dtype), spec.shape
-    elif layout is not None and any(_holds_arrays(part.reader, spec.stored) for part in parts):
-        # Alike in these shards by chance: a batch of others would come as a list, so this one does.
-        layout = None
-    if layout is None:
-        return _list_column(spec.stored, parts, count)
-    out = alloc((count, *layout[1]), layout[0])
-    for reader, rows, at in parts:
-        with where(shard=reader.name):
-            reader.gather(rows, spec.stored, out, at)
-    return ArrayColumn(out)
-
-
-def _list_column(stored: str, parts: Sequence[_Part], count: int) -> ListColumn:
-    if len(parts) == 1 and parts[0].reader.layout(stored) is None:
-        column = parts[0].reader.gather(parts[0].rows, stored)
+def _fill(values: _Values, reader: ShardReader, part: _Part, stored: str, *, copy: bool) -> None:
+    """Put the values of one shard where they belong. `copy`: keep no view, which would keep the shard's map."""
+    if isinstance(values, np.ndarray):
+        reader.gather(part.rows, stored, values, part.at)
+        return
+    items: Sequence[memoryview | NDArray[Any] | None]
+    if reader.layout(stored) is None:
+        column = reader.gather(part.rows, stored)
         assert isinstance(column, ListColumn)
-        return column
-    values: list[memoryview | NDArray[Any] | None] = [None] * count
-    for reader, rows, at in parts:
-        for place, row in zip(range(count) if at is None else at.tolist(), rows.tolist(), strict=True):
-            values[place] = _one(reader, row, stored)
-    return ListColumn(values)
+        items = column.values
+    else:
+        items = [_one(reader, row, stored) for row in part.rows.tolist()]
+    if copy:
+        items = [memoryview(bytes(item)) if isinstance(item, memoryview) else item for item in items]
+    for place, item in zip(range(len(items)) if part.at is None else part.at.tolist(), items, strict=True):
+        values[place] = item
+
+
+def _as_column(values: _Values) -> Column:
+    return ArrayColumn(values) if isinstance(values, np.ndarray) else ListColumn(values)
 
 
 def _one(reader: ShardReader, row: int, stored: str) -> memoryview | NDArray[Any] | None:

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamio.shards.reader import ShardReader
+
+if sys.platform != "win32":
+    import resource
+
+_DESCRIPTORS = 2
+"""That an open shard takes: one for its map, one for that of its index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -30,26 +37,32 @@ class PoolStatistics:
 class ReaderPool:
     """Readers by shard number, at most `limit` of them; the one not used for longest goes first.
 
+    limit: lowered to what takes a quarter of the file descriptors that this process may have.
+
     Used from any thread. Dropping a reader only drops the pool's hold on it: a thread that is reading from
     it, and views of its map, keep the map until they are done.
     """
 
     def __init__(self, open_reader: Callable[[int], ShardReader], limit: int) -> None:
         self._open_reader = open_reader
-        self._limit = limit
+        self.limit = min(limit, _affordable())
         self._start_afresh()
 
     def _start_afresh(self) -> None:
-        self._pid = os.getpid()
-        self._lock = threading.Lock()
+        self._own_lock = threading.Lock()
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
         self._opens = self._evictions = 0
+        self._pid = os.getpid()  # last: whoever sees it finds the new lock
 
-    def get(self, shard: int) -> ShardReader:
-        """The reader of a shard; opens it if need be, and may raise what opening raises."""
+    @property
+    def _lock(self) -> threading.Lock:
         if self._pid != os.getpid():
             # A fork: another thread of the parent may have held the lock, which nobody here would open again.
             self._start_afresh()
+        return self._own_lock
+
+    def get(self, shard: int) -> ShardReader:
+        """The reader of a shard; opens it if need be, and may raise what opening raises."""
         with self._lock:
             reader = self._readers.get(shard)
             if reader is not None:
@@ -61,7 +74,7 @@ class ReaderPool:
             self._opens += 1
             self._readers[shard] = reader
             self._readers.move_to_end(shard)
-            while len(self._readers) > self._limit:
+            while len(self._readers) > self.limit:
                 self._readers.popitem(last=False)
                 self._evictions += 1
         return reader
@@ -79,3 +92,11 @@ class ReaderPool:
                 evictions=self._evictions,
                 mapped_bytes=sum(reader.mapped_bytes for reader in self._readers.values()),
             )
+
+
+def _affordable() -> int:
+    """Shards that take a quarter of the file descriptors that this process may have, at least 1."""
+    if sys.platform == "win32":
+        return sys.maxsize
+    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return sys.maxsize if most == resource.RLIM_INFINITY else max(1, most // 4 // _DESCRIPTORS)

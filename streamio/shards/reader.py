@@ -7,7 +7,7 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,9 @@ from numpy.typing import NDArray
 from streamio.errors import BadIndex, MissingShard, StorageError, UsageError
 from streamio.shards.index import MISSING, FieldIndex, ShardIndex
 from streamio.types import ArrayColumn, Column, ListColumn, Rows
+
+Layout: TypeAlias = "tuple[np.dtype[Any], tuple[int, ...]]"
+"""(dtype, shape) of one value."""
 
 LARGE_ITEM = 8192
 """Arrays of this many bytes are copied one by one, smaller ones by one gather over all windows of the map.
@@ -48,8 +51,8 @@ class ShardReader:
     def mapped_bytes(self) -> int:
         return self._data.nbytes
 
-    def layout(self, field: str) -> tuple[np.dtype[Any], tuple[int, ...]] | None:
-        """(dtype, shape) of one value if all values of the field are numbers or arrays alike, else None."""
+    def layout(self, field: str) -> Layout | None:
+        """That of all values of the field if they are numbers or arrays alike, else None."""
         index = self.index.fields.get(field)
         if index is not None and index.dtype is not None and index.shape is not None:
             return index.dtype, index.shape
@@ -134,9 +137,7 @@ class ShardReader:
         for place, start in zip(places, starts.tolist(), strict=True):
             items[place] = self._bytes[start : start + size]
 
-    def _check_out(
-        self, field: str, layout: tuple[np.dtype[Any], tuple[int, ...]] | None, out: NDArray[Any]
-    ) -> None:
+    def _check_out(self, field: str, layout: Layout | None, out: NDArray[Any]) -> None:
         if not out.flags.c_contiguous:
             raise UsageError(f"memory with strides {out.strides} for the field '{field}'; it must be C-contiguous")
         if layout != (out.dtype, out.shape[1:]):

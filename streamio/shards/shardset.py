@@ -36,7 +36,8 @@ def open_shards(
               list of tars; a pattern of tars (`"x-{000..010}.tar"`, `"tars/*.tar"`). Tars of others are walked
               once, see `streamio index`.
     cache:    folder for downloaded shards; default: STREAMIO_CACHE, else the user's cache folder.
-    max_open: shards that each process holds open at a time (two file descriptors each).
+    max_open: shards that each process holds open at a time (two file descriptors each; never more than a
+              quarter of the descriptors that the process may have).
 
     Raises before anything is read: BadManifest, MissingShard with all files that are not there, CorruptShard
     with all shards of a wrong size (those behind a URL are looked at when they are fetched).
@@ -177,8 +178,8 @@ class ShardSet:
         """The fields of many rows at once, in the order of `rows`, repeats included.
 
         Numbers, and arrays that are alike in the whole set, are `ArrayColumn`s in memory from `alloc`. All
-        else is a `ListColumn`: bytes as views of the shards, arrays that differ as arrays or their npy bytes,
-        None where a row has no such field.
+        else is a `ListColumn`: bytes as views of the shards (copies where the rows come from more shards than may
+        be open), arrays that differ as arrays or their npy bytes, None where a row has no such field.
         """
         return self._opened.gather(self._base_rows(rows), fields, alloc)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import pickle
 import random
@@ -16,7 +17,7 @@ import pytest
 import torch
 
 import streamio
-from streamio import ShardDataset, StreamLoader, UsageError, WorkerDied, WorkerTimeout
+from streamio import ShardDataset, StreamLoader, TransformError, UsageError, WorkerDied, WorkerTimeout
 from tests.sets import keys, make_set, numbered, read
 
 METHODS = ("fork", "spawn", "forkserver")
@@ -87,6 +88,23 @@ def test_proc_03_a_stopped_worker_is_a_timeout_and_leaves_nobody(tmp_path: Path)
     with pytest.raises(WorkerTimeout, match="within 2 seconds"):
         list(batches)
     assert time.monotonic() - start < 10
+
+
+@pytest.mark.usefixtures("no_orphans")
+def test_proc_03_a_worker_that_dies_with_a_lock_in_its_hand_holds_up_nobody(tmp_path: Path) -> None:
+    """Workers look at an event of torch's before each batch; its lock dies with one that is killed just then."""
+    loader = StreamLoader(ShardDataset(make_set(tmp_path / "s", 1000), 2), num_workers=2, timeout=1)
+    batches = iter(loader)
+    next(batches)
+    lock = loader._loader._iterator._workers_done_event._shared._cond  # type: ignore[union-attr]
+    child = os.fork()
+    if not child:
+        lock.acquire()
+        os._exit(0)
+    os.waitpid(child, 0)
+    with pytest.raises(WorkerTimeout):
+        list(batches)
+    assert loader.worker_pids() == []
 
 
 def draws(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
@@ -166,6 +184,61 @@ def test_an_abandoned_epoch_does_not_disturb_the_next(tmp_path: Path) -> None:
         break
     assert sorted(keys(loader)) == [s["__key__"] for s in numbered(200)]
     assert loader.epoch == 2
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_a_second_iteration_ends_the_first_with_an_error_and_is_whole_itself(tmp_path: Path, workers: int) -> None:
+    """Two at a time would share the workers' batches between them."""
+    loader = StreamLoader(ShardDataset(make_set(tmp_path / "s", 60), 4), num_workers=workers)
+    first = iter(loader)
+    next(first)
+    second = iter(loader)
+    got = [next(second)]
+    with pytest.raises(UsageError, match="another iteration over this StreamLoader has begun"):
+        next(first)
+    assert sorted(keys([*got, *second])) == [s["__key__"] for s in numbered(60)]
+    loader.close()
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("error", [RuntimeError, ValueError, StopIteration])
+def test_an_error_in_a_collate_is_named_as_such(tmp_path: Path, workers: int, error: type[Exception]) -> None:
+    dataset = ShardDataset(make_set(tmp_path / "s", 20), 4, collate=functools.partial(failing, error))
+    loader = StreamLoader(dataset, num_workers=workers)
+    with pytest.raises(
+        TransformError, match=rf"collate raised {error.__name__}: no; the batch starts with 'k/00000'"
+    ):
+        list(loader)
+    assert loader.worker_pids() == []
+
+
+def failing(error: type[Exception], samples: list[Any]) -> Any:
+    raise error("no")
+
+
+@pytest.mark.usefixtures("no_orphans")
+def test_a_worker_that_exits_by_itself_is_named_too(tmp_path: Path) -> None:
+    loader = StreamLoader(ShardDataset(make_set(tmp_path / "s", 20), 4, transform=leave), num_workers=1)
+    with pytest.raises(WorkerDied, match="ended by itself"):
+        list(loader)
+
+
+def leave(sample: dict[str, Any]) -> Any:
+    raise KeyboardInterrupt
+
+
+def test_ranks_of_the_environment_reach_the_workers_of_a_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in a process per rank that got the data set pickled and learns its rank then."""
+    copy = pickle.loads(pickle.dumps(ShardDataset(make_set(tmp_path / "s", 20), 4)))
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    for method in METHODS:
+        loader = StreamLoader(copy, num_workers=2, context=method)
+        copy.set_epoch(0)
+        assert keys(loader) == keys(ShardDataset(tmp_path / "s", 4, rank=1, world_size=2)), method
+        loader.close()
 
 
 def test_epochs_reach_workers_that_live_on(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import multiprocessing
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -327,12 +328,22 @@ def test_hdf_01_a_set_used_before_the_fork_is_right_in_its_children(opened: Shar
     assert found == [order.tolist() for order in orders]
 
 
-def test_a_fork_while_a_thread_holds_the_lock_does_not_hang(opened: ShardSet) -> None:
+def _read_and_close(opened: ShardSet) -> None:
+    _labels(opened, np.arange(N))
+    assert opened.statistics().open
+    opened.close()
+
+
+@pytest.mark.parametrize(
+    "use", [_read_and_close, ShardSet.statistics, ShardSet.close], ids=lambda use: use.__name__
+)
+def test_a_fork_while_a_thread_holds_the_lock_does_not_hang(opened: ShardSet, use: Any) -> None:
     opened[0]
     with opened._opened.pool._lock:
-        child = multiprocessing.get_context("fork").Process(target=_labels, args=(opened, np.arange(N)))
+        child = multiprocessing.get_context("fork").Process(target=use, args=(opened,))
         child.start()
-    child.join(20)
+    child.join(5)
+    child.kill()
     assert child.exitcode == 0
 
 
@@ -371,6 +382,52 @@ def test_threads_read_together(folders: dict[str, Path], fmt: str) -> None:
     for thread in threads:
         thread.join()
     assert sorted(found) == sorted(order.tolist() for order in orders)
+
+
+FEW_FILES = """
+import resource, sys
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, resource.getrlimit(resource.RLIMIT_NOFILE)[1]))
+import numpy as np
+from streamio.shards.shardset import open_shards
+opened = open_shards(sys.argv[1])
+assert opened.columns["cls"].tolist() == list(range(100))
+order = np.random.default_rng(0).permutation(100)
+got = opened.gather(order, ["cls", "x", "txt", "ragged"])
+assert got["cls"].values.tolist() == order.tolist() == got["x"].values[:, 0].tolist()
+assert [bytes(v).decode() for v in got["txt"].values] == [str(i) for i in order]
+assert [None if v is None else len(v) > 0 for v in got["ragged"].values] == [True if i % 3 else None for i in order]
+assert opened.keys(order) == [f"k{i}" for i in order] and opened.find("k99") == 99
+assert opened.statistics().open == opened._opened.pool.limit == 8
+"""
+
+
+def test_a_batch_may_come_from_more_shards_than_files_may_be_open(tmp_path: Path, fmt: str) -> None:
+    samples = [
+        {
+            "__key__": f"k{i}",
+            "cls": i,
+            "x": np.full(3, i),
+            "txt": str(i),
+            **({"ragged": np.ones(i)} if i % 3 else {}),
+        }
+        for i in range(100)
+    ]
+    folder = pack_set(tmp_path / "o", samples, fmt, 1)
+    done = subprocess.run([sys.executable, "-c", FEW_FILES, str(folder)], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_index_that_cannot_be_opened_for_lack_of_files_is_not_called_broken(tmp_path: Path) -> None:
+    folder = pack_set(tmp_path / "o", numbered(N))
+    code = (
+        "import mmap, os, resource, sys; from streamio.shards.index import ShardIndex;"
+        "resource.setrlimit(resource.RLIMIT_NOFILE, (8, 8)); held = [os.dup(0) for _ in range(5)];"
+        "ShardIndex.load(sys.argv[1] + '/shard-000000.tar.idx')"
+    )
+    done = subprocess.run([sys.executable, "-c", code, str(folder)], capture_output=True, text=True)
+    assert re.search(r"StorageError: .*tar\.idx: cannot be read: Too many open files\. Raise", done.stderr), (
+        done.stderr
+    )
 
 
 def test_max_open_must_be_positive(folders: dict[str, Path]) -> None:

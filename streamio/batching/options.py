@@ -1,0 +1,65 @@
+"""What the user asked a data set for, checked before any batch is made."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import numpy as np
+
+from streamio.batching.decode import FieldDecode
+from streamio.errors import UsageError
+from streamio.order.plan import Tail
+
+
+@dataclass(frozen=True, kw_only=True)
+class Options:
+    """What the user asked for, checked; everything that decides what a batch looks like."""
+
+    batch_size: int
+    fields: tuple[str, ...]
+    as_tuple: bool
+    shuffle: Any
+    seed: int
+    tail: Tail
+    decode: FieldDecode | Mapping[str, FieldDecode]
+    layout: Literal["hwc", "chw"]
+    transform: Callable[..., Any] | None
+    collate: Callable[[list[Any]], Any] | None
+    on_error: Literal["raise", "skip"]
+    error_report: str | None
+    max_pixels: int
+    ranks: tuple[int, int] | None
+
+    def functions(self) -> dict[str, Any]:
+        """The user's functions, by the words for them in the call."""
+        functions: dict[str, Any] = {"transform": self.transform, "collate": self.collate}
+        if isinstance(self.decode, Mapping):
+            functions |= {f"decode[{field!r}]": how for field, how in self.decode.items()}
+        return functions
+
+
+def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
+    """Raise UsageError for a value that is none of the choices."""
+    if value not in choices:
+        raise UsageError(f"{name}={value!r}", fix=f"Use {' or '.join(map(repr, choices))}")
+
+
+def check_values(*, seed: Any, max_pixels: Any, transform: Any, collate: Any) -> None:
+    """Raise UsageError for what is no whole number, or no function."""
+    for name, value in {"seed": seed, "max_pixels": max_pixels}.items():
+        if not isinstance(value, int | np.integer):
+            raise UsageError(f"{name}={value!r}", fix="Give a whole number")
+    for name, function in {"transform": transform, "collate": collate}.items():
+        if function is not None and not callable(function):
+            raise UsageError(f"{name}={function!r}", fix="Give a function, or leave it out")
+
+
+def report_path(path: str | os.PathLike[str]) -> str:
+    """The path as it means the same in all workers. Raises now and not at the first bad sample."""
+    full = os.path.abspath(path)
+    if not os.path.isdir(os.path.dirname(full)):
+        raise UsageError(f"error_report={full!r}: its folder is not there", fix="Make the folder first")
+    return full

@@ -1,0 +1,63 @@
+"""How many workers, and how many batches ahead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from streamio import UsageError
+from streamio.loading import budget
+from streamio.loading.budget import batches_ahead, usable_cpus, worker_count
+from tests.samples import tree
+
+
+@pytest.mark.parametrize(
+    ("files", "quota"),
+    [
+        ({}, None),
+        ({"cpu.max": b"max 100000\n"}, None),
+        ({"cpu.max": b"150000 100000\n"}, 1.5),
+        ({"cpu/cpu.cfs_quota_us": b"-1\n", "cpu/cpu.cfs_period_us": b"100000\n"}, None),
+        ({"cpu/cpu.cfs_quota_us": b"400000\n", "cpu/cpu.cfs_period_us": b"100000\n"}, 4.0),
+        ({"cpu.max": b"rubbish"}, None),
+    ],
+)
+def test_the_quota_of_a_cgroup_is_read_in_both_versions(
+    tmp_path: Path, files: dict[str, bytes], quota: float | None
+) -> None:
+    assert budget._cgroup_quota(tree(tmp_path, files)) == quota
+
+
+@pytest.mark.parametrize(("quota", "cpus"), [(None, 6), (0.5, 1), (1.5, 2), (4.0, 4), (64.0, 6)])
+def test_cpus_are_those_of_affinity_and_quota(
+    monkeypatch: pytest.MonkeyPatch, quota: float | None, cpus: int
+) -> None:
+    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)), raising=False)
+    monkeypatch.setattr(budget, "_cgroup_quota", lambda root: quota)
+    assert usable_cpus() == cpus
+
+
+@pytest.mark.parametrize(
+    ("cpus", "ranks", "workers"), [(8, "", 8), (8, "2", 4), (2, "8", 1), (64, "1", 16), (64, "8", 8)]
+)
+def test_auto_shares_the_cpus_among_the_ranks_of_the_node(
+    monkeypatch: pytest.MonkeyPatch, cpus: int, ranks: str, workers: int
+) -> None:
+    monkeypatch.setattr(budget, "usable_cpus", lambda: cpus)
+    monkeypatch.setenv("LOCAL_WORLD_SIZE", ranks)
+    assert worker_count("auto") == workers
+    assert worker_count(0) == 0 and worker_count(3) == 3
+
+
+@pytest.mark.parametrize("number", [-1, True, 1.0, "all", None])
+def test_what_is_no_number_of_workers_is_refused(number: object) -> None:
+    with pytest.raises(UsageError, match="num_workers="):
+        worker_count(number)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("batch_bytes", "workers", "ahead"), [(1 << 30, 4, 2), (1 << 20, 8, 16), (16 << 20, 4, 8), (0, 1, 16)]
+)
+def test_batches_ahead_fit_the_budget_within_2_and_16(batch_bytes: int, workers: int, ahead: int) -> None:
+    assert batches_ahead(batch_bytes, workers) == ahead
