@@ -152,7 +152,10 @@ def field_notes(samples: Sequence[Sample]) -> list[str]:
     notes: list[str] = []
     if len(kinds) > 1:
         most = [f"{' + '.join(names)} {count:,}" for names, count in kinds.most_common(5)]
-        notes.append(f"samples have different fields: {', '.join(most)}{', …' if len(kinds) > 5 else ''}")
+        what = "samples have different fields"
+        if all(len(names) == 1 and is_image_field(names[0]) for names in kinds):
+            what = "pictures are of several kinds, which are read as one field 'image'"
+        notes.append(f"{what}: {', '.join(most)}{', …' if len(kinds) > 5 else ''}")
     if twice:
         count = plural(len(twice), "sample has", "samples have")
         notes.append(f"{count} more than one picture under the same name: {named(twice)}")

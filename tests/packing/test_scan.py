@@ -65,6 +65,12 @@ def test_files_of_one_name_in_a_class_folder_are_one_sample(tmp_path: Path) -> N
     assert found.notes == ("samples have different fields: jpg + json 1, jpg 1",)
 
 
+def test_pictures_of_several_kinds_are_told(tmp_path: Path) -> None:
+    tree(tmp_path, {"a/1.jpg": b"1", "a/2.png": b"1", "b/1.jpg": b"1"})
+    (note,) = _scan(tmp_path).notes
+    assert note == "pictures are of several kinds, which are read as one field 'image': jpg 2, png 1"
+
+
 def test_two_pictures_under_one_name_are_told(tmp_path: Path) -> None:
     tree(tmp_path, {"a/1.jpg": b"1", "a/1.png": b"1", "b/1.jpg": b"1", "b/1.png": b"1"})
     assert _scan(tmp_path).notes == ("2 samples have more than one picture under the same name: a/1, b/1",)
