@@ -26,6 +26,7 @@ from streamio.codecs import MAX_PIXELS
 from streamio.errors import SampleError, StreamioError, TransformError, UsageError
 from streamio.order.plan import BatchRows, Plan, Tail
 from streamio.order.shuffle import shuffle_mode
+from streamio.order.state import State
 from streamio.rng import TRANSFORM, batch_seed, generator
 from streamio.seeding import seed_globals
 from streamio.shards.manifest import FieldSpec
@@ -52,6 +53,11 @@ class Table(Protocol):
 
     @property
     def fields(self) -> Mapping[str, FieldSpec]: ...
+
+    @property
+    def fingerprint(self) -> str:
+        """Changes with the samples; a saved state belongs to one."""
+        ...
 
     def gather(self, rows: Rows, fields: Sequence[str], alloc: Alloc = new_array) -> dict[str, Column]:
         """The fields of these rows, in this order, repeats included."""
@@ -142,8 +148,8 @@ class ShardDataset(IterableDataset[Any]):
         check_choice("tail", tail, ("even", "drop", "pad"))
 
     def __len__(self) -> int:
-        """Batches that each rank gets in an epoch; exact."""
-        return self._plan(self._world(), epoch=0).steps
+        """Batches that each rank gets in the epoch to come; exact. After a resume that is the rest of one."""
+        return self._plan(self._world(), self._epochs.next).steps
 
     @property
     def epoch(self) -> int:
@@ -153,6 +159,36 @@ class ShardDataset(IterableDataset[Any]):
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next one, in this process and in workers that live on."""
         self._epochs.set(epoch)
+
+    def state_at(self, batches: int, epoch: int | None = None) -> dict[str, Any]:
+        """Where a run is after so many batches of an epoch: numbers and strings, under 1 KB, alike on all ranks.
+
+        batches: those that the loop got since the epoch began (or was resumed), not those made ahead.
+        epoch:   default: the one that runs or ran last; with 0 batches the one to come.
+        """
+        if epoch is None:
+            epoch = max(0, self._epochs.next - (batches > 0))
+        return self._state(*self._plan(self._world(), epoch).state_at(batches)).to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go on where a state was taken, on any number of ranks and workers: every sample that is left comes once.
+
+        With the same global batch (batch_size x world_size) the steps are those of the uninterrupted run. Raises
+        UsageError, with the field that differs, for a state of other data, another seed or shuffle, unless
+        `strict` is False.
+        """
+        saved, here = State.from_json(state), self._state(0, 0)
+        if strict:
+            saved.check(here)
+        elif saved.position > here.samples:
+            raise UsageError(f"the state is at position {saved.position:,} of {here.samples:,} samples")
+        self._epochs.set(saved.epoch, saved.position)
+
+    def _state(self, epoch: int, position: int) -> State:
+        return State(
+            epoch=epoch, position=position, data=self.table.fingerprint, samples=int(self.table.sizes.sum()),
+            seed=self._options.seed, shuffle=self._options.shuffle,
+        )  # fmt: skip
 
     def __iter__(self) -> Iterator[Any]:
         _refuse_batch_size(sys._getframe(1))
@@ -290,7 +326,7 @@ class ShardDataset(IterableDataset[Any]):
         o = self._options
         return Plan(
             sizes=self.table.sizes, batch_size=o.batch_size, world_size=world.world_size, seed=o.seed, epoch=epoch,
-            shuffle=o.shuffle, tail=o.tail,
+            shuffle=o.shuffle, tail=o.tail, start=self._epochs.start_of(epoch),
         )  # fmt: skip
 
     def _world(self) -> World:

@@ -86,18 +86,18 @@ class EpochCounter:
     """
 
     def __init__(self) -> None:
-        self._cell = torch.zeros(3, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        # The cell holds: the next epoch, how often `set` was called, and with what.
+        self._cell = torch.zeros(4, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        # The cell holds: the next epoch, how often `set` was called, and with what (epoch, start).
         self._start: tuple[int, int] | None = None  # the cell when this process came to be
         self._last: tuple[int, int] | None = None  # epoch begun here, calls of set seen
         self._pid = os.getpid()
         _counters.add(self)
 
-    def set(self, epoch: int) -> None:
-        """Make `epoch` the next one, here and in all workers."""
+    def set(self, epoch: int, start: int = 0) -> None:
+        """Make `epoch` the next one, here and in all workers; it begins at position `start` of its order."""
         if epoch < 0:
             raise UsageError(f"epoch {epoch}", fix="Epochs count from 0")
-        self._cell[2] = epoch
+        self._cell[2], self._cell[3] = epoch, start
         self._cell[0] = epoch
         self._cell[1] += 1
 
@@ -106,11 +106,16 @@ class EpochCounter:
         """The epoch that the next iteration of the main process will be."""
         return int(self._cell[0])
 
+    def start_of(self, epoch: int) -> int:
+        """The position at which this epoch begins: 0, but where `set` said otherwise."""
+        _, _, last_set, start = self._cell.tolist()
+        return int(start) if epoch == last_set else 0
+
     def begin(self) -> int:
         """The epoch that begins now, in this process. Call `started` with it when the first batch is asked for."""
         if self._pid != os.getpid():
             self._pid, self._last = os.getpid(), None
-        following, calls, last_set = self._cell.tolist()
+        following, calls, last_set, _ = self._cell.tolist()
         if get_worker_info() is None:
             return int(following)
         if self._last is None:

@@ -6,7 +6,7 @@ import signal
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, Literal, get_args
 
 import torch
@@ -66,6 +66,7 @@ class StreamLoader:
         self.num_workers = worker_count(num_workers)
         self._timeout = timeout
         self._iterations = 0
+        self._at: tuple[int, int] | None = None  # epoch, batches of it that the loop got
         ahead = batches_ahead(dataset.batch_bytes(), max(1, self.num_workers), prefetch_bytes)
         workers: dict[str, Any] = {}
         if self.num_workers:
@@ -90,6 +91,16 @@ class StreamLoader:
     def set_epoch(self, epoch: int) -> None:
         """Make `epoch` the next one."""
         self.dataset.set_epoch(epoch)
+        self._at = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where the loop is, after the batch that it got last: JSON-able, under 1 KB, alike on all ranks."""
+        return self.dataset.state_at(0) if self._at is None else self.dataset.state_at(self._at[1], self._at[0])
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go on there with the next iteration; see `ShardDataset.load_state_dict`."""
+        self.dataset.load_state_dict(state, strict=strict)
+        self._at = None
 
     def __iter__(self) -> Iterator[Any]:
         len(self)  # whatever makes an epoch impossible is raised here, before any worker starts
@@ -98,8 +109,11 @@ class StreamLoader:
     def _batches(self) -> Iterator[Any]:
         self._iterations += 1
         mine = self._iterations
+        epoch = self.dataset.epoch
+        self._at = (epoch, 0)
         with Watchdog(self._timeout, self._kill_workers) as watchdog:
-            for batch in self._delivered(watchdog):
+            for number, batch in enumerate(self._delivered(watchdog), 1):
+                self._at = (epoch, number)
                 yield batch
                 if self._iterations != mine:
                     raise UsageError(

@@ -53,6 +53,10 @@ class OnePicture:
     def sizes(self) -> NDArray[np.int64]:
         return self.base.sizes
 
+    @property
+    def fingerprint(self) -> str:
+        return self.base.fingerprint
+
     def gather(self, rows: Rows, fields: Sequence[str], alloc: Alloc = new_array) -> dict[str, Column]:
         wanted = dict.fromkeys(name for field in fields for name in (self.kinds if field == IMAGE else (field,)))
         columns = self.base.gather(rows, list(wanted), alloc)
