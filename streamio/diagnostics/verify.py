@@ -11,9 +11,9 @@ import numpy as np
 
 from streamio.errors import StreamioError
 from streamio.shards.columns import damaged_rows
-from streamio.shards.foreign import file_checksum
 from streamio.shards.formats import format_of
 from streamio.shards.index import INDEX_SUFFIX, ShardIndex
+from streamio.shards.manifest import file_checksum
 from streamio.shards.opened import find_files
 from streamio.shards.reader import ShardReader
 from streamio.shards.setfiles import LocalFiles, SetFiles

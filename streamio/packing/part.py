@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from streamio.codecs import as_array, codec_for, encode_field
@@ -20,6 +18,7 @@ from streamio.errors import DecodeError
 from streamio.shards.base import ShardFormat
 from streamio.shards.columns import ColumnBuilder
 from streamio.shards.index import INDEX_SUFFIX, MISSING
+from streamio.shards.manifest import file_checksum
 
 Stored = bytes | NDArray[Any]
 
@@ -105,12 +104,3 @@ def _array(codec: NpyCodec, value: Any) -> Stored:
         return as_array(codec.decode(value))
     except DecodeError:
         return value
-
-
-def file_checksum(path: str | os.PathLike[str]) -> str:
-    """xxh3-64 of a file that was just written, and so is in memory still."""
-    state = xxhash.xxh3_64()
-    with open(path, "rb", buffering=0) as file:
-        while block := file.read(1 << 20):
-            state.update(block)
-    return state.hexdigest()

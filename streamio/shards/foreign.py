@@ -33,7 +33,7 @@ from streamio.errors import (
 from streamio.shards.columns import columns_of
 from streamio.shards.formats import format_named, format_of
 from streamio.shards.index import INDEX_SUFFIX, ShardIndex
-from streamio.shards.manifest import MANIFEST_NAME, FieldSpec, Manifest, ShardEntry
+from streamio.shards.manifest import MANIFEST_NAME, FieldSpec, Manifest, ShardEntry, file_checksum
 from streamio.shards.setfiles import LocalFiles, listed
 from streamio.storage.cache import default_cache_root
 from streamio.storage.files import download, file_name, is_url, local_path, redact, size
@@ -168,15 +168,6 @@ def reindex(
         if on_done is not None:
             on_done(done[-1])
     return done
-
-
-def file_checksum(path: str | os.PathLike[str]) -> str:
-    """xxh3-64 of a file, in hex, read in pieces."""
-    state = xxhash.xxh3_64()
-    with open(path, "rb") as file:
-        while piece := file.read(1 << 20):
-            state.update(piece)
-    return state.hexdigest()
 
 
 def _rebuild(files: LocalFiles, number: int) -> None:

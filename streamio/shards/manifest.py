@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -134,3 +135,12 @@ def _facts(item: FieldSpec | ShardEntry) -> dict[str, Any]:
 def _spec(facts: dict[str, Any]) -> FieldSpec:
     shape = facts["shape"]
     return FieldSpec(**{**facts, "shape": None if shape is None else tuple(shape)})
+
+
+def file_checksum(path: str | os.PathLike[str]) -> str:
+    """xxh3-64 of a file, in hex, read in pieces."""
+    state = xxhash.xxh3_64()
+    with open(path, "rb") as file:
+        while piece := file.read(1 << 20):
+            state.update(piece)
+    return state.hexdigest()

@@ -12,10 +12,9 @@ import numpy as np
 from streamio.codecs import codec_for, stored_name
 from streamio.packing.part import as_stored
 from streamio.shards.columns import ColumnBuilder
-from streamio.shards.foreign import file_checksum
 from streamio.shards.formats import format_named
 from streamio.shards.index import INDEX_SUFFIX, ShardIndex
-from streamio.shards.manifest import MANIFEST_NAME, FieldSpec, Manifest, ShardEntry
+from streamio.shards.manifest import MANIFEST_NAME, FieldSpec, Manifest, ShardEntry, file_checksum
 
 Sample = Mapping[str, Any]
 
