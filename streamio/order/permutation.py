@@ -53,6 +53,19 @@ def derive_key(*words: int) -> int:
     return key
 
 
+def uniform(positions: Rows, key: int) -> NDArray[np.float64]:
+    """A number in [0, 1) for each position, float64 of the same shape: 53 bits of a hash of (key, position)."""
+    if positions.dtype != np.int64:
+        raise TypeError(f"positions are {positions.dtype}, not int64")
+    word = positions.view(np.uint64) * np.uint64(_GOLDEN) + np.uint64(mix(key + _GOLDEN))
+    word ^= word >> np.uint64(30)
+    word *= np.uint64(_MIX_A)
+    word ^= word >> np.uint64(27)
+    word *= np.uint64(_MIX_B)
+    word ^= word >> np.uint64(31)
+    return (word >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
 def permute(positions: Rows, n: int, key: int) -> Rows:
     """Where the permutation `key` of [0, n) sends each position.
 

@@ -13,6 +13,7 @@ holds the same samples on any number of ranks.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -23,7 +24,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamio.errors import TailError, UsageError
-from streamio.order.shuffle import Order, Shuffle, make_order
+from streamio.order.base import Order
+from streamio.order.epoch import EpochOrder
+from streamio.order.lanes import residue
+from streamio.order.shuffle import BLOCK_SAMPLES, Shuffle
 from streamio.types import Rows
 
 Tail: TypeAlias = Literal["even", "drop", "pad"]
@@ -35,12 +39,14 @@ _POSITIONS_AT_ONCE = 1 << 14
 class BatchRows(NamedTuple):
     """One rank's share of one step.
 
-    rows:  int64 (n,), in the order of the epoch.
-    valid: bool (n,), False where a row only fills up the batch (tail "pad"); None when all are real.
+    rows:   int64 (n,), in the order of the epoch.
+    visits: int64 (n,), see `streamio.order.base.Picks`.
+    valid:  bool (n,), False where a row only fills up the batch (tail "pad"); None when all are real.
     """
 
     step: int
     rows: Rows
+    visits: NDArray[np.int64]
     valid: NDArray[np.bool_] | None
 
 
@@ -51,7 +57,10 @@ class Plan:
     sizes:      int64 (shards,), samples of each shard; N is their sum.
     batch_size: samples that a rank gets in a step.
     world_size: ranks that share the epoch.
-    shuffle:    see `streamio.order.shuffle`.
+    shuffle, block_samples: see `streamio.order.shuffle`.
+    lanes:      see `streamio.order.lanes`; 1 is none.
+    repeat:     passes over the set in one epoch, each with an order of its own.
+    order:      an order in the place of the one that sizes, seed, shuffle, block_samples and repeat make.
     tail:       what becomes of N mod (batch_size x world_size) samples:
                 "even"  every sample once, every rank the same number of batches: the last two steps are shared
                         out so that the sizes of their slices differ by at most one;
@@ -63,7 +72,7 @@ class Plan:
     or an odd rest with one sample per rank and step.
     """
 
-    sizes: NDArray[np.int64]
+    sizes: NDArray[np.int64] | None = None
     batch_size: int
     world_size: int = 1
     seed: int = 0
@@ -71,14 +80,20 @@ class Plan:
     shuffle: Shuffle = "none"
     tail: Tail = "even"
     start: int = 0
+    lanes: int = 1
+    block_samples: int = BLOCK_SAMPLES
+    repeat: int = 1
+    order: Order | None = None
 
     def __post_init__(self) -> None:
-        for name in ("batch_size", "world_size"):
-            value = getattr(self, name)
-            if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
-                raise UsageError(f"{name}={value!r}", fix="Give a whole number of at least 1")
+        for name in ("batch_size", "world_size", "lanes", "block_samples", "repeat"):
+            check_count(name, getattr(self, name))
         if self.tail not in get_args(Tail):
             raise UsageError(f"tail={self.tail!r}", fix="Use 'even', 'drop' or 'pad'")
+        if self.repeat > 1 and self.lanes > 1:
+            raise UsageError(
+                f"repeat={self.repeat} with lanes={self.lanes}", fix="Use lanes, and repeat times as many epochs"
+            )
         if self.samples == 0:
             raise UsageError("the set has no samples", fix="Pack it again, or widen the selection")
         if not 0 <= self.start <= self.samples:
@@ -93,12 +108,15 @@ class Plan:
 
     @cached_property
     def samples(self) -> int:
-        """N, the samples of the set."""
-        return int(self.sizes.sum())
+        """Positions of the epoch: N, but for repeats and orders of another length."""
+        if self.order is not None:
+            return self.order.samples
+        assert self.sizes is not None, "a plan needs sizes or an order"
+        return int(self.sizes.sum()) * self.repeat
 
     @property
     def left(self) -> int:
-        """Samples from `start` on."""
+        """Positions from `start` on."""
         return self.samples - self.start
 
     @property
@@ -114,7 +132,13 @@ class Plan:
 
     @cached_property
     def _order(self) -> Order:
-        return make_order(self.sizes, self.shuffle, self.seed, self.epoch)
+        if self.order is not None:
+            return self.order
+        assert self.sizes is not None
+        return EpochOrder(
+            self.sizes, shuffle=self.shuffle, seed=self.seed, epoch=self.epoch, lanes=self.lanes,
+            block_samples=self.block_samples, repeat=self.repeat,
+        )  # fmt: skip
 
     @cached_property
     def _last_step_samples(self) -> int:
@@ -125,7 +149,7 @@ class Plan:
         return rest if full == 0 else (self.step_samples + rest) // 2
 
     def span(self, step: int) -> tuple[int, int]:
-        """Positions [start, stop) of a whole step. Under "pad" the last may end behind N."""
+        """Positions [start, stop) of a whole step. Under "pad" the last may end behind the epoch."""
         if not 0 <= step < self.steps:
             raise IndexError(f"step {step} of {self.steps}")
         start = self.start + step * self.step_samples
@@ -148,34 +172,56 @@ class Plan:
             return self.epoch + 1, 0
         return self.epoch, self.span(steps)[0]
 
-    def slice(self, step: int, rank: int) -> tuple[int, int]:
-        """Positions [start, stop) of one rank in one step: equal parts, the first ranks one more if need be."""
+    def positions(self, step: int, rank: int) -> Rows:
+        """Positions of one rank in one step, int64: equal parts, some ranks one more if need be.
+
+        Without lanes these are neighbours, and the first ranks have one more; with lanes they are those of one
+        residue (see `streamio.order.lanes.residue`).
+        """
         if not 0 <= rank < self.world_size:
             raise IndexError(f"rank {rank} of {self.world_size}")
         start, stop = self.span(step)
+        if self.lanes > 1:
+            first = start + (residue(rank, self.world_size, self.lanes) - start) % self.world_size
+            return np.arange(first, stop, self.world_size, dtype=np.int64)
         each, more = divmod(stop - start, self.world_size)
         begin = start + rank * each + min(rank, more)
-        return begin, begin + each + (rank < more)
+        return np.arange(begin, begin + each + (rank < more), dtype=np.int64)
 
     def rows(self, step: int, rank: int) -> Rows:
         """The rows of one batch, int64 (n,). For many, `batches` is far cheaper a batch."""
         return next(self.batches([step], rank)).rows
+
+    def share(self, rank: int, worker: int = 0, workers: int = 1) -> Iterator[BatchRows]:
+        """The batches that one of a rank's workers makes: every `workers`-th step."""
+        return self.batches(range(worker, self.steps, workers), rank)
 
     def batches(self, steps: Iterable[int], rank: int) -> Iterator[BatchRows]:
         """The batches of some steps for one rank, with the order computed for many of them at a time."""
         steps = iter(steps)
         at_once = max(1, _POSITIONS_AT_ONCE // self.batch_size)
         while chunk := list(islice(steps, at_once)):
-            slices = [self.slice(step, rank) for step in chunk]
-            positions = np.concatenate([np.arange(start, stop, dtype=np.int64) for start, stop in slices])
-            rows = self._order(positions % self.samples)
+            of_step = [self.positions(step, rank) for step in chunk]
+            rows, visits = self._order(self._filled_up(np.concatenate(of_step)))
             at = 0
-            for step, (start, stop) in zip(chunk, slices, strict=True):
-                end = at + stop - start
-                yield BatchRows(step, rows[at:end], self._valid(start, stop))
+            for step, positions in zip(chunk, of_step, strict=True):
+                end = at + len(positions)
+                valid = positions < self.samples if self.tail == "pad" else None
+                yield BatchRows(step, rows[at:end], visits[at:end], valid)
                 at = end
 
-    def _valid(self, start: int, stop: int) -> NDArray[np.bool_] | None:
-        if self.tail != "pad":
-            return None
-        return np.arange(start, stop) < self.samples
+    def _filled_up(self, positions: Rows) -> Rows:
+        """Positions behind the epoch begin again with its start; in lanes, with that of the same lane."""
+        behind = positions >= self.samples
+        if self.tail != "pad" or not behind.any():
+            return positions
+        cycle = math.lcm(self.lanes, self.world_size) if self.lanes > 1 else 1
+        over = positions - self.samples
+        again = over // cycle * cycle + positions % cycle
+        return np.where(behind, again % self.samples, positions)
+
+
+def check_count(name: str, value: object) -> None:
+    """Raise UsageError for what is no whole number of at least 1."""
+    if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
+        raise UsageError(f"{name}={value!r}", fix="Give a whole number of at least 1")

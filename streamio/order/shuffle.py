@@ -1,4 +1,4 @@
-"""One epoch's order: position -> row, for arrays of positions.
+"""One epoch's shuffle: place in the epoch -> row, for arrays of places.
 
     none     rows as they are stored
     shards   the shards in random order, each as it is stored
@@ -22,7 +22,7 @@ from streamio.order.permutation import derive_key, permute
 from streamio.types import Rows
 
 Shuffle: TypeAlias = Literal["none", "shards", "block", "global"]
-Order: TypeAlias = Callable[[Rows], Rows]
+RowOrder: TypeAlias = Callable[[Rows], Rows]
 
 BLOCK_SAMPLES = 1 << 18
 """Samples that are mixed with each other under `block`: enough that a batch holds a fair draw, and few enough
@@ -46,23 +46,42 @@ def shuffle_mode(shuffle: bool | str) -> Shuffle:
     )
 
 
-def make_order(
-    sizes: NDArray[np.int64], shuffle: Shuffle, seed: int, epoch: int, block: int = BLOCK_SAMPLES
-) -> Order:
-    """The order of one epoch over shards of these sizes (int64, samples of each shard)."""
+def shuffled(
+    starts: NDArray[np.int64],
+    sizes: NDArray[np.int64],
+    shuffle: Shuffle,
+    seed: int,
+    epoch: int,
+    block: int = BLOCK_SAMPLES,
+) -> RowOrder:
+    """The order of one epoch over pieces of a set: a whole set is all of its shards, see `row_starts`.
+
+    starts, sizes: int64 (pieces,), the first row and the number of rows of each.
+    block:         samples that are mixed with each other under `block`, at least.
+    """
     total = int(sizes.sum())
-    if shuffle == "none":
-        return np.copy
+    if shuffle in ("shards", "block"):
+        count = len(sizes)
+        order = permute(np.arange(count, dtype=np.int64), count, derive_key(seed, epoch, _SHARDS))
+        starts, sizes = starts[order], sizes[order]
+    line = _Line(starts, sizes)
     if shuffle == "global":
         key = derive_key(seed, epoch, _SAMPLES)
-        return lambda positions: permute(positions, total, key)
-    return _ShardwiseOrder(sizes, seed, epoch, block if shuffle == "block" else None)
+        return lambda places: line.rows(permute(places, total, key))
+    if shuffle == "block":
+        return _Blocks(line, total, block, seed, epoch)
+    return line.rows
 
 
-class _ShardwiseOrder:
-    """Shards in random order, end to end on a line; mixed within blocks of that line, if asked.
+def row_starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
+    """The first row of each shard."""
+    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)[:-1]])
 
-    Worked example: shards A (3 rows: 0 1 2), B (2: 3 4), C (2: 5 6), in random order C A B; block = 4:
+
+class _Line:
+    """Pieces end to end on a line; place on the line -> row.
+
+    Worked example: shards A (3 rows: 0 1 2), B (2: 3 4), C (2: 5 6), in random order C A B; blocks of 4:
 
         line      0  1  2  3  4  5  6
         shard     C  C  A  A  A  B  B       blocks end with a shard: [0, 5) has the first 4 or more samples,
@@ -70,38 +89,41 @@ class _ShardwiseOrder:
         row       5  6  0  1  2  3  4
     """
 
-    def __init__(self, sizes: NDArray[np.int64], seed: int, epoch: int, block: int | None) -> None:
-        count = len(sizes)
-        shards = permute(np.arange(count, dtype=np.int64), count, derive_key(seed, epoch, _SHARDS))
-        self._line_starts = _starts(sizes[shards])
-        self._row_starts = _starts(sizes)[shards]
-        self._blocks = None if block is None else _block_edges(self._line_starts, int(sizes.sum()), block)
-        self._seed, self._epoch = seed, epoch
+    def __init__(self, starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> None:
+        self._starts = starts
+        self.edges = row_starts(sizes)
+        self._whole = bool((starts == self.edges).all())
 
-    def __call__(self, positions: Rows) -> Rows:
-        line = positions if self._blocks is None else self._mix(positions, self._blocks)
-        # Empty shards share their start with the next one; "right" finds the last, which has the row.
-        shard = np.searchsorted(self._line_starts, line, side="right") - 1
-        rows: Rows = self._row_starts[shard] + (line - self._line_starts[shard])
+    def rows(self, places: Rows) -> Rows:
+        if self._whole:  # nothing moved: the line is the set
+            return places.copy()
+        # Empty pieces share their edge with the next one; "right" finds the last, which has the row.
+        piece = np.searchsorted(self.edges, places, side="right") - 1
+        rows: Rows = self._starts[piece] + (places - self.edges[piece])
         return rows
 
-    def _mix(self, positions: Rows, edges: NDArray[np.int64]) -> Rows:
-        block = np.searchsorted(edges, positions, side="right") - 1
-        line = np.empty_like(positions)
+
+class _Blocks:
+    """A line, mixed within blocks of whole pieces."""
+
+    def __init__(self, line: _Line, total: int, block: int, seed: int, epoch: int) -> None:
+        self._line = line
+        self._edges = _block_edges(line.edges, total, block)
+        self._seed, self._epoch = seed, epoch
+
+    def __call__(self, places: Rows) -> Rows:
+        block = np.searchsorted(self._edges, places, side="right") - 1
+        mixed = np.empty_like(places)
         for b in np.unique(block).tolist():
             here = block == b
-            start, stop = int(edges[b]), int(edges[b + 1])
+            start, stop = int(self._edges[b]), int(self._edges[b + 1])
             key = derive_key(self._seed, self._epoch, _SAMPLES, b)
-            line[here] = start + permute(positions[here] - start, stop - start, key)
-        return line
-
-
-def _starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)[:-1]])
+            mixed[here] = start + permute(places[here] - start, stop - start, key)
+        return self._line.rows(mixed)
 
 
 def _block_edges(line_starts: NDArray[np.int64], total: int, block: int) -> NDArray[np.int64]:
-    """Edges of blocks of whole shards with at least `block` samples each (fewer only if the set has fewer)."""
+    """Edges of blocks of whole pieces with at least `block` samples each (fewer only if the set has fewer)."""
     edges = [0]
     while total - edges[-1] >= 2 * block:
         after = int(np.searchsorted(line_starts, edges[-1] + block, side="left"))

@@ -8,16 +8,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from streamio.errors import UsageError
-from streamio.order.shuffle import BLOCK_SAMPLES, Shuffle, make_order, shuffle_mode
+from streamio.order.shuffle import BLOCK_SAMPLES, RowOrder, Shuffle, row_starts, shuffle_mode, shuffled
 
 MODES: tuple[Shuffle, ...] = ("none", "shards", "block", "global")
 sizes_lists = st.lists(st.integers(0, 60), min_size=1, max_size=12).filter(any)
 
 
+def make_order(sizes: list[int], mode: Shuffle, seed: int, epoch: int, block: int) -> RowOrder:
+    each = np.array(sizes, np.int64)
+    return shuffled(row_starts(each), each, mode, seed, epoch, block)
+
+
 def rows_of(
     sizes: list[int], mode: Shuffle, seed: int = 0, epoch: int = 0, block: int = BLOCK_SAMPLES
 ) -> list[int]:
-    order = make_order(np.array(sizes, np.int64), mode, seed, epoch, block)
+    order = make_order(sizes, mode, seed, epoch, block)
     return order(np.arange(sum(sizes), dtype=np.int64)).tolist()
 
 
@@ -40,7 +45,7 @@ def test_any_positions_in_any_order_give_what_the_whole_gives(
 ) -> None:
     whole = rows_of(sizes, mode, block=block)
     some = data.draw(st.lists(st.integers(0, sum(sizes) - 1), max_size=30))
-    order = make_order(np.array(sizes, np.int64), mode, 0, 0, block)
+    order = make_order(sizes, mode, 0, 0, block)
     assert order(np.array(some, np.int64)).tolist() == [whole[i] for i in some]
 
 
