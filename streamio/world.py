@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import os
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from multiprocessing.context import get_spawning_popen
 from typing import Any
 
 import torch
@@ -72,6 +73,10 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[int, int]:
         ) from None
 
 
+_FIRST_WORD, MOST_WORDS = 4, 508
+"""Of an epoch counter's cell, 4 KB: where the words of a start begin, and how many there may be."""
+
+
 class EpochCounter:
     """The number of the next epoch: one value for a data set and its copies in worker processes.
 
@@ -86,18 +91,21 @@ class EpochCounter:
     """
 
     def __init__(self) -> None:
-        self._cell = torch.zeros(4, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
-        # The cell holds: the next epoch, how often `set` was called, and with what (epoch, start).
+        self._cell = _shared(_FIRST_WORD + MOST_WORDS)
+        # It holds: the next epoch; how often `set` was called, with which epoch and how many words; the words.
         self._start: tuple[int, int] | None = None  # the cell when this process came to be
         self._last: tuple[int, int] | None = None  # epoch begun here, calls of set seen
         self._pid = os.getpid()
         _counters.add(self)
 
-    def set(self, epoch: int, start: int = 0) -> None:
-        """Make `epoch` the next one, here and in all workers; it begins at position `start` of its order."""
+    def set(self, epoch: int, start: Sequence[int] = ()) -> None:
+        """Make `epoch` the next one, here and in all workers. start: where in it, in the words of its plan."""
         if epoch < 0:
             raise UsageError(f"epoch {epoch}", fix="Epochs count from 0")
-        self._cell[2], self._cell[3] = epoch, start
+        if len(start) > MOST_WORDS:
+            raise UsageError(f"a start of {len(start)} numbers", fix=f"{MOST_WORDS} at most")
+        self._cell[_FIRST_WORD : _FIRST_WORD + len(start)] = torch.tensor(list(start), dtype=torch.int64)
+        self._cell[2], self._cell[3] = epoch, len(start)
         self._cell[0] = epoch
         self._cell[1] += 1
 
@@ -106,16 +114,21 @@ class EpochCounter:
         """The epoch that the next iteration of the main process will be."""
         return int(self._cell[0])
 
-    def start_of(self, epoch: int) -> int:
-        """The position at which this epoch begins: 0, but where `set` said otherwise."""
-        _, _, last_set, start = self._cell.tolist()
-        return int(start) if epoch == last_set else 0
+    def last_set(self) -> tuple[int, tuple[int, ...]]:
+        """(epoch, start) of the last `set`; (0, ()) before any."""
+        _, _, epoch, words = self._cell[:_FIRST_WORD].tolist()
+        return epoch, tuple(self._cell[_FIRST_WORD : _FIRST_WORD + words].tolist())
+
+    def start_of(self, epoch: int) -> tuple[int, ...]:
+        """Where this epoch begins: () is at its beginning, but where `set` said otherwise."""
+        last, start = self.last_set()
+        return start if epoch == last else ()
 
     def begin(self) -> int:
         """The epoch that begins now, in this process. Call `started` with it when the first batch is asked for."""
         if self._pid != os.getpid():
             self._pid, self._last = os.getpid(), None
-        following, calls, last_set, _ = self._cell.tolist()
+        following, calls, last_set = self._cell[:3].tolist()
         if get_worker_info() is None:
             return int(following)
         if self._last is None:
@@ -136,12 +149,19 @@ class EpochCounter:
         self._start = (int(self._cell[0]), int(self._cell[1]))
 
     def __getstate__(self) -> dict[str, Any]:
+        # On the way to a worker torch hands over the shared cell; a plain copy gets one of its own.
         self.remember()
-        return {"cell": self._cell, "start": self._start}
+        used = _FIRST_WORD + int(self._cell[3])
+        cell = self._cell if get_spawning_popen() is not None else self._cell[:used].tolist()
+        return {"cell": cell, "start": self._start}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        # Between processes torch hands over the shared cell; a plain copy gets one of its own.
-        self._cell = state["cell"] if state["cell"].is_shared() else state["cell"].clone().share_memory_()
+        cell = state["cell"]
+        if isinstance(cell, list):
+            self._cell = _shared(_FIRST_WORD + MOST_WORDS)
+            self._cell[: len(cell)] = torch.tensor(cell, dtype=torch.int64)
+        else:
+            self._cell = cell
         self._start, self._last, self._pid = state["start"], None, os.getpid()
         _counters.add(self)
 
@@ -156,3 +176,36 @@ def _before_fork() -> None:
 
 if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_before_fork)
+
+
+class SharedCounts:
+    """Counts of a data set and its copies in worker processes: each process adds to a place of its own.
+
+    Workers of one id share a place only if they belong to loaders that run at the same time.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        self._names = tuple(names)
+        self._cells = _shared(_PLACES, len(names))
+
+    def add(self, name: str, count: int) -> None:
+        info = get_worker_info()
+        self._cells[0 if info is None else 1 + info.id % (_PLACES - 1), self._names.index(name)] += count
+
+    def totals(self) -> dict[str, int]:
+        return dict(zip(self._names, self._cells.sum(0).tolist(), strict=True))
+
+    def __getstate__(self) -> dict[str, Any]:
+        # On the way to a worker torch hands over the shared cells; a plain copy begins to count anew.
+        return {"names": self._names, "cells": self._cells if get_spawning_popen() is not None else None}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self._names, cells = state["names"], state["cells"]
+        self._cells = _shared(_PLACES, len(self._names)) if cells is None else cells
+
+
+def _shared(*shape: int) -> torch.Tensor:
+    return torch.zeros(shape, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call, no-any-return]
+
+
+_PLACES = 257

@@ -18,8 +18,9 @@ RUNGS = (
     {"order", "storage", "codecs"},
     {"shards"},
     {"packing", "batching"},
-    {"dataset", "sources"},
-    {"mixture", "loading"},
+    {"stream"},
+    {"dataset", "sources", "streaming"},
+    {"mixture", "tokens", "loading"},
     {"diagnostics", "viewer"},
     {"__init__"},
     {"cli"},
@@ -27,7 +28,7 @@ RUNGS = (
 )
 """Files and folders of the package, from the ground up. `__init__` is `import streamio`: all public names."""
 
-TORCH = {"seeding.py", "world.py", "batching/tensors.py", "dataset.py", "loading/loader.py"}
+TORCH = {"seeding.py", "world.py", "batching/tensors.py", "stream.py", "loading/loader.py"}
 """The only files that may import torch."""
 
 

@@ -134,7 +134,7 @@ def test_ranks_and_workers_may_change_from_run_to_run(tmp_path: Path) -> None:
         for run in ranks:
             run.loader.close()
     assert steps == whole
-    assert state["epoch"] == 1 and state["position"] == 0
+    assert state["epoch"] == 1 and state["start"] == []
 
 
 @pytest.mark.parametrize("persistent", [True, False])

@@ -10,35 +10,35 @@ from typing import Any, Literal
 import numpy as np
 
 from streamio.batching.decode import FieldDecode
+from streamio.codecs import MAX_PIXELS
 from streamio.errors import UsageError
-from streamio.order.plan import Tail
 
 
 @dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the user asked for, checked; everything that decides what a batch looks like."""
+class ReadOptions:
+    """How samples are read; see `ShardDataset` for what each means."""
 
-    batch_size: int
     fields: tuple[str, ...]
-    as_tuple: bool
-    shuffle: Any
-    seed: int
-    tail: Tail
-    decode: FieldDecode | Mapping[str, FieldDecode]
-    layout: Literal["hwc", "chw"]
-    transform: Callable[..., Any] | None
-    collate: Callable[[list[Any]], Any] | None
-    on_error: Literal["raise", "skip"]
-    error_report: str | None
-    max_pixels: int
-    ranks: tuple[int, int] | None
+    decode: FieldDecode | Mapping[str, FieldDecode] = None
+    transform: Callable[..., Any] | None = None
+    on_error: Literal["raise", "skip"] = "raise"
+    error_report: str | None = None
+    max_pixels: int = MAX_PIXELS
 
     def functions(self) -> dict[str, Any]:
         """The user's functions, by the words for them in the call."""
-        functions: dict[str, Any] = {"transform": self.transform, "collate": self.collate}
-        if isinstance(self.decode, Mapping):
-            functions |= {f"decode[{field!r}]": how for field, how in self.decode.items()}
-        return functions
+        decode = self.decode if isinstance(self.decode, Mapping) else {}
+        return {"transform": self.transform, **{f"decode[{field!r}]": how for field, how in decode.items()}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class JoinOptions:
+    """How samples become a batch; see `ShardDataset` for what each means."""
+
+    fields: tuple[str, ...]
+    as_tuple: bool = False
+    layout: Literal["hwc", "chw"] = "hwc"
+    collate: Callable[[list[Any]], Any] | None = None
 
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:

@@ -38,8 +38,3 @@ def _tensor(array: np.ndarray[Any, Any]) -> Any:
     if not array.flags.writeable or any(stride < 0 for stride in array.strides):
         array = array.copy()
     return torch.from_numpy(array)
-
-
-def channels_first(pictures: torch.Tensor) -> torch.Tensor:
-    """(B, H, W, C) seen as (B, C, H, W): no copy; the memory is torch's `channels_last`, which GPUs prefer."""
-    return pictures.permute(0, 3, 1, 2)

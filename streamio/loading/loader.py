@@ -16,16 +16,16 @@ from torch.utils.data._utils.signal_handling import (  # type: ignore[attr-defin
 )
 from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
-from streamio.dataset import ShardDataset
 from streamio.errors import StreamioError, UsageError, WorkerDied, WorkerTimeout
 from streamio.loading.budget import PREFETCH_BYTES, batches_ahead, worker_count
 from streamio.loading.watchdog import Watchdog
+from streamio.stream import BatchStream
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 
 
 class StreamLoader:
-    """Iterates over the batches of a `ShardDataset`, made in worker processes; one epoch an iteration.
+    """Iterates over the batches of a `ShardDataset` or `Mixture`, made in worker processes; one epoch an iteration.
 
         loader = StreamLoader(ds)
         for epoch in range(10):
@@ -48,7 +48,7 @@ class StreamLoader:
 
     def __init__(
         self,
-        dataset: ShardDataset,
+        dataset: BatchStream,
         *,
         num_workers: int | Literal["auto"] = "auto",
         context: StartMethod | None = None,
@@ -56,8 +56,8 @@ class StreamLoader:
         pin_memory: bool | Literal["auto"] = "auto",
         timeout: float = 0,
     ) -> None:
-        if not isinstance(dataset, ShardDataset):
-            raise UsageError(f"StreamLoader reads a ShardDataset, not {type(dataset).__name__}")
+        if not isinstance(dataset, BatchStream):
+            raise UsageError(f"StreamLoader reads a data set of streamio, not {type(dataset).__name__}")
         if context not in (None, *get_args(StartMethod)):
             raise UsageError(f"context={context!r}", fix=f"Use one of {', '.join(get_args(StartMethod))}, or None")
         if not isinstance(timeout, int | float) or timeout < 0:
@@ -98,7 +98,7 @@ class StreamLoader:
         return self.dataset.state_at(0) if self._at is None else self.dataset.state_at(self._at[1], self._at[0])
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on there with the next iteration; see `ShardDataset.load_state_dict`."""
+        """Go on there with the next iteration; see that of the data set."""
         self.dataset.load_state_dict(state, strict=strict)
         self._at = None
 
@@ -118,7 +118,7 @@ class StreamLoader:
                 if self._iterations != mine:
                     raise UsageError(
                         "another iteration over this StreamLoader has begun, which ended this one",
-                        fix="For two epochs at a time, make a StreamLoader (and a ShardDataset) for each",
+                        fix="For two epochs at a time, make a StreamLoader (and a data set) for each",
                     )
                 watchdog.pat()
 
@@ -236,7 +236,7 @@ class _Raised:
 class _Guarded(IterableDataset[Any]):
     """The data set, with its own exceptions handed over as values: a DataLoader would only copy their text."""
 
-    def __init__(self, dataset: ShardDataset) -> None:
+    def __init__(self, dataset: BatchStream) -> None:
         self._dataset = dataset
 
     def __len__(self) -> int:

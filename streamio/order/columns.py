@@ -39,6 +39,5 @@ def fingerprint(*parts: Any) -> str:
     """16 hex digits of numbers, texts and arrays, for a state that must know them again."""
     state = xxhash.xxh3_64()
     for part in parts:
-        array = isinstance(part, np.ndarray)
-        state.update(np.ascontiguousarray(part).view(np.uint8) if array else repr(part).encode())
+        state.update(part.tobytes() if isinstance(part, np.ndarray) else repr(part).encode())
     return state.hexdigest()

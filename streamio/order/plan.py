@@ -13,7 +13,6 @@ holds the same samples on any number of ranks.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -215,9 +214,8 @@ class Plan:
         behind = positions >= self.samples
         if self.tail != "pad" or not behind.any():
             return positions
-        cycle = math.lcm(self.lanes, self.world_size) if self.lanes > 1 else 1
         over = positions - self.samples
-        again = over // cycle * cycle + positions % cycle
+        again = over // self.lanes * self.lanes + positions % self.lanes
         return np.where(behind, again % self.samples, positions)
 
 

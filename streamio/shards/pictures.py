@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -52,6 +53,10 @@ class OnePicture:
     @property
     def sizes(self) -> NDArray[np.int64]:
         return self.base.sizes
+
+    @property
+    def columns(self) -> Mapping[str, NDArray[Any]]:
+        return self.base.columns
 
     @property
     def fingerprint(self) -> str:

@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from streamio.batching.collate import collate, stack
-from streamio.batching.tensors import as_tensors, channels_first
+from streamio.batching.joining import Joiner
+from streamio.batching.options import JoinOptions
+from streamio.batching.tensors import as_tensors
 from streamio.errors import SampleError, ShapeMismatch
 from streamio.types import new_array
 
@@ -103,7 +105,8 @@ def test_tensors_share_memory_unless_the_array_is_read_only_or_reversed() -> Non
 
 
 def test_channels_first_is_a_view_in_channels_last_memory() -> None:
-    pictures = torch.zeros(2, 5, 4, 3)
-    view = channels_first(pictures)
-    assert view.shape == (2, 3, 5, 4) and view.data_ptr() == pictures.data_ptr()
+    pictures = np.zeros((2, 5, 4, 3), np.uint8)
+    joiner = Joiner(JoinOptions(fields=("jpg",), layout="chw"), frozenset({"jpg"}))
+    view = as_tensors(joiner.fields({"jpg": pictures}, ["a", "b"], {}, new_array))["jpg"]
+    assert view.shape == (2, 3, 5, 4) and view.data_ptr() == pictures.ctypes.data
     assert view.is_contiguous(memory_format=torch.channels_last)

@@ -1,0 +1,211 @@
+"""BatchStream: what all data sets share: epochs, ranks, workers, states. They differ in plan and batches."""
+
+from __future__ import annotations
+
+import os
+import sys
+import warnings
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from multiprocessing.context import get_spawning_popen
+from types import FrameType
+from typing import Any, Protocol
+
+from torch.utils.data import IterableDataset, get_worker_info
+
+from streamio.batching.functions import check_picklable
+from streamio.batching.reading import DROPPED, SKIPPED
+from streamio.errors import UsageError
+from streamio.order.plan import BatchRows
+from streamio.order.state import Facts, State
+from streamio.rng import batch_seed
+from streamio.seeding import seed_globals
+from streamio.types import Alloc, new_array
+from streamio.world import EpochCounter, SharedCounts, World, check_ranks, current_world
+
+Start = tuple[int, ...]
+
+
+class EpochPlan(Protocol):
+    """One epoch on one topology, from where it begins to its end."""
+
+    @property
+    def epoch(self) -> int: ...
+
+    @property
+    def steps(self) -> int:
+        """Batches of every rank, exactly. Raises TypeError where they cannot be known, or have no end."""
+        ...
+
+    def share(self, rank: int, worker: int = 0, workers: int = 1) -> Iterator[BatchRows]:
+        """The batches of one worker of a rank: every `workers`-th step."""
+        ...
+
+    def state_at(self, steps: int) -> tuple[int, Any]:
+        """(epoch, start) after so many steps; start is a number or several, and 0 the beginning of an epoch."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SampleCounts:
+    """Samples that were left out of batches, in all epochs and workers, also of batches made ahead.
+
+    skipped: those that did not decode, with on_error="skip".
+    dropped: those for which the transform returned None.
+    """
+
+    skipped: int
+    dropped: int
+
+
+class BatchStream(IterableDataset[Any]):
+    """Yields whole batches in an order that is arithmetic; base of `ShardDataset` and `Mixture`.
+
+    seed:  of the order and of all randomness.
+    ranks: (rank, world_size) instead of those of torch.distributed.
+    """
+
+    def __init__(self, *, seed: int, ranks: tuple[int, int] | None) -> None:
+        self._seed, self._ranks = seed, ranks
+        self._epochs = EpochCounter()
+        self._counts = SharedCounts((SKIPPED, DROPPED))
+        self._parent_ranks: tuple[int, int] | None = None
+        self._pid = os.getpid()
+        self._planned: tuple[Any, EpochPlan] | None = None
+
+    @abstractmethod
+    def _plan(self, world: World, epoch: int, start: Start) -> EpochPlan:
+        """The plan of an epoch from `start` on."""
+
+    @abstractmethod
+    def make_batch(self, batch: BatchRows, alloc: Alloc = new_array) -> Any:
+        """The batch of these rows: read, decode, transform, collate. The same wherever it is made."""
+
+    @abstractmethod
+    def batch_bytes(self) -> int:
+        """About how much memory one batch takes, for deciding how many to make ahead."""
+
+    @abstractmethod
+    def _facts(self) -> tuple[str, int, Facts]:
+        """(fingerprint of the data, positions of an epoch, what makes the order): what a state belongs to."""
+
+    @abstractmethod
+    def _functions(self) -> dict[str, Any]:
+        """The user's functions, by the words for them in the call."""
+
+    @property
+    @abstractmethod
+    def _runs_user_code(self) -> bool:
+        """Whether a function of the user's runs, which may draw from global generators."""
+
+    def __len__(self) -> int:
+        """Batches that each rank gets in the epoch to come; exact. After a resume that is the rest of one."""
+        return self._plan_of(self._epochs.next).steps
+
+    @property
+    def epoch(self) -> int:
+        """The epoch that the next iteration will be; every iteration advances it by one."""
+        return self._epochs.next
+
+    def set_epoch(self, epoch: int) -> None:
+        """Make `epoch` the next one, in this process and in workers that live on."""
+        self._epochs.set(epoch)
+
+    def statistics(self) -> SampleCounts:
+        """How many samples were left out so far."""
+        return SampleCounts(**self._counts.totals())
+
+    def state_at(self, batches: int, epoch: int | None = None) -> dict[str, Any]:
+        """Where a run is after so many batches of an epoch: numbers and strings, under 1 KB, alike on all ranks.
+
+        batches: those that the loop got since the epoch began (or was resumed), not those made ahead.
+        epoch:   default: the one that runs or ran last; with 0 batches the one to come.
+        """
+        if epoch is None:
+            epoch = max(0, self._epochs.next - (batches > 0))
+        following, start = self._plan_of(epoch).state_at(batches)
+        return self._state(following, start if isinstance(start, tuple) else (start,)).to_json()
+
+    def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
+        """Go on where a state was taken, on any number of ranks and workers: every sample that is left comes once.
+
+        With the same global batch (batch_size x world_size) the steps are those of the uninterrupted run. Raises
+        UsageError, with the field that differs, for a state of other data, another seed or shuffle, unless
+        `strict` is False.
+        """
+        saved = State.from_json(state)
+        if strict:
+            saved.check(self._state(0, ()))
+        self._check_start(saved)
+        self._epochs.set(saved.epoch, saved.start)
+
+    def _check_start(self, saved: State) -> None:
+        """Raise UsageError for a start that this data set cannot begin at."""
+        self._plan(self._world(), saved.epoch, saved.start)
+
+    def _state(self, epoch: int, start: Start) -> State:
+        data, samples, order = self._facts()
+        return State(epoch=epoch, start=start if any(start) else (), data=data, samples=samples, order=order)
+
+    def __iter__(self) -> Iterator[Any]:
+        _refuse_batch_size(sys._getframe(1))
+        world, epoch = self._world(), self._epochs.begin()
+        return self._batches(self._plan_of(epoch), world)
+
+    def _batches(self, plan: EpochPlan, world: World) -> Iterator[Any]:
+        self._epochs.started(plan.epoch)
+        for batch in plan.share(world.rank, world.worker, world.workers):
+            if self._runs_user_code and get_worker_info() is not None:
+                seed_globals(batch_seed(self._seed, plan.epoch, batch.step, world.rank))
+            yield self.make_batch(batch)
+
+    def _plan_of(self, epoch: int) -> EpochPlan:
+        """The plan of an epoch here and now; the last one is kept, since some are costly to make."""
+        world = self._world()
+        facts = (world.world_size, epoch, self._epochs.last_set())
+        if self._planned is None or self._planned[0] != facts:
+            self._planned = facts, self._plan(world, epoch, self._epochs.start_of(epoch))
+        return self._planned[1]
+
+    def _world(self) -> World:
+        # Who unpickled us is a worker of the process that pickled us; its own forks have the facts themselves.
+        return current_world(self._ranks, self._parent_ranks if self._pid == os.getpid() else None)
+
+    def __getstate__(self) -> dict[str, Any]:
+        if get_spawning_popen() is not None:  # on the way to a worker; other copies may share a lambda
+            check_picklable(self._functions())
+        world = self._world()
+        kept = {name: value for name, value in self.__dict__.items() if name not in ("_pid", "_planned")}
+        return {**kept, "_parent_ranks": (world.rank, world.world_size)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state, _pid=os.getpid(), _planned=None)
+
+
+def given_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:
+    """The pair, if both are given. Raises UsageError for one of them."""
+    if rank is None and world_size is None:
+        return None
+    if rank is None or world_size is None:
+        raise UsageError(f"rank={rank}, world_size={world_size}", fix="Give both or none")
+    return check_ranks(rank, world_size)
+
+
+def warn_once(message: str, seen: set[str]) -> None:
+    """A warning of what streamio does otherwise than asked: once, and in the main process."""
+    if message not in seen and get_worker_info() is None:
+        seen.add(message)
+        warnings.warn(message, UserWarning, stacklevel=2)
+
+
+def _refuse_batch_size(caller: FrameType) -> None:
+    """Raise if a DataLoader is about to collect our batches into batches of batches.
+
+    A data set is told nothing about the loader that reads it; the loader's fetcher, which calls `__iter__`, knows.
+    """
+    if caller.f_locals.get("auto_collation") is True:
+        raise UsageError(
+            "the DataLoader has a batch_size (1 if none is given), but the data set makes whole batches",
+            fix="Write DataLoader(dataset, batch_size=None, …); the size of a batch is the data set's batch_size",
+        )
