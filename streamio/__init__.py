@@ -40,11 +40,14 @@ if TYPE_CHECKING:
         WorkerTimeout,
     )
     from streamio.loading.loader import StreamLoader
+    from streamio.mixture import Mixture
+    from streamio.order.balance import Draw
     from streamio.packing.pack import pack
     from streamio.packing.report import PackReport, Progress
     from streamio.packing.stream import write
     from streamio.shards.shardset import ShardSet
     from streamio.shards.shardset import open_shards as open
+    from streamio.tokens import TokenDataset
 
 _HOMES = {
     "streamio.dataset": ("ShardDataset",),
@@ -55,10 +58,13 @@ _HOMES = {
         "StreamioError", "TailError", "TransformError", "UsageError", "WorkerDied", "WorkerError", "WorkerTimeout",
     ),
     "streamio.loading.loader": ("StreamLoader",),
+    "streamio.mixture": ("Mixture",),
+    "streamio.order.balance": ("Draw",),
     "streamio.packing.pack": ("pack",),
     "streamio.packing.report": ("PackReport", "Progress"),
     "streamio.packing.stream": ("write",),
     "streamio.shards.shardset": ("ShardSet",),
+    "streamio.tokens": ("TokenDataset",),
 }  # fmt: skip
 """Where each public name lives. Modules load on first use: `import streamio` stays fast, and free of torch."""
 
@@ -69,9 +75,11 @@ __all__ = [
     "BadManifest",
     "CorruptShard",
     "DecodeError",
+    "Draw",
     "InputError",
     "MissingExtra",
     "MissingShard",
+    "Mixture",
     "OutputExists",
     "PackReport",
     "Progress",
@@ -85,6 +93,7 @@ __all__ = [
     "StreamLoader",
     "StreamioError",
     "TailError",
+    "TokenDataset",
     "TransformError",
     "UsageError",
     "WorkerDied",

@@ -121,10 +121,10 @@ class ShardDataset(BatchStream):
 
     def order(self, epoch: int) -> Order:
         """The order of an epoch, on whatever topology."""
-        return self.ordering.order(self.table.sizes, epoch, self._lots)
+        return self.ordering.order(self.table.sizes, epoch, self.lots)
 
     @cached_property
-    def _lots(self) -> Lots | None:
+    def lots(self) -> Lots | None:
         if self.ordering.draw is None:
             return None
         return self.ordering.draw.of(getattr(self.table, "columns", {}), int(self.table.sizes.sum()))
@@ -144,7 +144,7 @@ class ShardDataset(BatchStream):
 
     def _facts(self) -> tuple[str, int, Facts]:
         samples = self.ordering.samples(self.table.sizes)
-        return self.table.fingerprint, samples, self.ordering.facts(self._lots)
+        return self.table.fingerprint, samples, self.ordering.facts(self.lots)
 
     def batch_bytes(self) -> int:
         """About how much memory one batch takes, for deciding how many to make ahead."""
@@ -179,7 +179,7 @@ class ShardDataset(BatchStream):
         return {**self.reader.options.functions(), "collate": self.joiner.options.collate}
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "_lots"}
+        return {name: value for name, value in super().__getstate__().items() if name != "lots"}
 
     def __repr__(self) -> str:
         shuffle = self.ordering.shuffle

@@ -15,9 +15,11 @@ PUBLIC = [
     "BadManifest",
     "CorruptShard",
     "DecodeError",
+    "Draw",
     "InputError",
     "MissingExtra",
     "MissingShard",
+    "Mixture",
     "OutputExists",
     "PackReport",
     "Progress",
@@ -31,6 +33,7 @@ PUBLIC = [
     "StreamLoader",
     "StreamioError",
     "TailError",
+    "TokenDataset",
     "TransformError",
     "UsageError",
     "WorkerDied",
@@ -66,7 +69,7 @@ def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
     assert name == "__version__" or (value.__doc__ or "").strip()
 
 
-@pytest.mark.parametrize("name", ["ShardDataset", "ShardSet", "StreamLoader", "PackReport"])
+@pytest.mark.parametrize("name", ["Mixture", "ShardDataset", "ShardSet", "StreamLoader", "TokenDataset", "PackReport"])
 def test_every_public_method_says_what_it_does(name: str) -> None:
     kind = getattr(streamio, name)
     silent = [

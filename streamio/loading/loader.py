@@ -7,6 +7,7 @@ import threading
 import time
 import traceback
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from typing import Any, Literal, get_args
 
 import torch
@@ -103,7 +104,8 @@ class StreamLoader:
         self._at = None
 
     def __iter__(self) -> Iterator[Any]:
-        len(self)  # whatever makes an epoch impossible is raised here, before any worker starts
+        with suppress(TypeError):  # an epoch of unknown length
+            len(self)  # whatever makes an epoch impossible is raised here, before any worker starts
         return self._batches()
 
     def _batches(self) -> Iterator[Any]:
