@@ -23,7 +23,7 @@ class Joiner:
     """
 
     def __init__(self, options: JoinOptions, pictures: frozenset[str]) -> None:
-        self.options, self._pictures = options, pictures
+        self.options, self.pictures = options, pictures
 
     def fields(
         self, values: Mapping[str, Values], keys: Sequence[str], more: Mapping[str, Any], alloc: Alloc
@@ -31,7 +31,7 @@ class Joiner:
         """n values of each field as one batch. more: what is joined already."""
         batch = {n: v if isinstance(v, np.ndarray) else stack(n, v, keys, alloc) for n, v in values.items()}
         if self.options.layout == "chw":
-            batch |= {name: _channels_first(batch[name]) for name in self._pictures & batch.keys()}
+            batch |= {name: _channels_first(batch[name]) for name in self.pictures & batch.keys()}
         return self._shape({**batch, **more})
 
     def samples(self, samples: list[Any], keys: Sequence[str], more: Mapping[str, Any], alloc: Alloc) -> Any:
