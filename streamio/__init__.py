@@ -42,9 +42,11 @@ if TYPE_CHECKING:
     from streamio.loading.loader import StreamLoader
     from streamio.mixture import Mixture
     from streamio.order.balance import Draw
+    from streamio.order.lengths import Buckets
     from streamio.packing.pack import pack
     from streamio.packing.report import PackReport, Progress
     from streamio.packing.stream import write
+    from streamio.sequential import SequentialDataset
     from streamio.shards.shardset import ShardSet
     from streamio.shards.shardset import open_shards as open
     from streamio.tokens import TokenDataset
@@ -60,9 +62,11 @@ _HOMES = {
     "streamio.loading.loader": ("StreamLoader",),
     "streamio.mixture": ("Mixture",),
     "streamio.order.balance": ("Draw",),
+    "streamio.order.lengths": ("Buckets",),
     "streamio.packing.pack": ("pack",),
     "streamio.packing.report": ("PackReport", "Progress"),
     "streamio.packing.stream": ("write",),
+    "streamio.sequential": ("SequentialDataset",),
     "streamio.shards.shardset": ("ShardSet",),
     "streamio.tokens": ("TokenDataset",),
 }  # fmt: skip
@@ -73,6 +77,7 @@ _MODULE_OF = {name: module for module, names in _HOMES.items() for name in names
 __all__ = [
     "BadIndex",
     "BadManifest",
+    "Buckets",
     "CorruptShard",
     "DecodeError",
     "Draw",
@@ -84,6 +89,7 @@ __all__ = [
     "PackReport",
     "Progress",
     "SampleError",
+    "SequentialDataset",
     "ShapeMismatch",
     "ShardDataset",
     "ShardError",

@@ -8,18 +8,22 @@ from functools import cached_property
 from typing import Any, Literal
 
 from streamio.batching.decode import FieldDecode
-from streamio.batching.joining import Joiner, choose_fields, refuse_empty
+from streamio.batching.joining import Joiner, choose_fields, read_batch
 from streamio.batching.options import JoinOptions, ReadOptions, check_choice, check_values, report_path
-from streamio.batching.reading import KEY, VALID, Picked, SampleReader, Table
+from streamio.batching.reading import VALID, Picked, SampleReader, Table
 from streamio.batching.tensors import as_tensors
 from streamio.codecs import MAX_PIXELS
+from streamio.errors import UsageError
 from streamio.order.balance import Draw, Lots
 from streamio.order.base import Order
+from streamio.order.columns import Columns
 from streamio.order.lanes import lanes_are_kept
+from streamio.order.lengths import Bucketing, Buckets, check_batch_size
 from streamio.order.plan import BatchRows, Plan, Tail
 from streamio.order.settings import OrderSettings
 from streamio.order.shuffle import BLOCK_SAMPLES, shuffle_mode
 from streamio.order.state import Facts
+from streamio.shards.concat import Concat
 from streamio.shards.pictures import with_one_picture
 from streamio.shards.shardset import ShardSet, open_shards
 from streamio.stream import BatchStream, EpochPlan, Start, given_ranks, warn_once
@@ -35,8 +39,9 @@ class ShardDataset(BatchStream):
 
     Use it with `StreamLoader`, or with `DataLoader(ds, batch_size=None, num_workers=…)`: batches are made here.
 
-    source:     path or URL of a shard set, tars, a brace pattern (see `streamio.open`), or an opened ShardSet.
-    batch_size: samples of one batch on one rank.
+    source:     path or URL of a shard set, tars, a brace pattern (see `streamio.open`), or an opened ShardSet; or
+                {name: one of these}, several sets end to end as one.
+    batch_size: samples of one batch on one rank; None where `buckets` has a budget.
                 Pictures of several kinds (`a.jpg`, `b.png`), one a sample, are one field `image`.
     fields:     a sequence of names: batches are tuples in this order (`"__key__"` is the key, `"__valid__"` the
                 mask of tail "pad"). None: batches are dicts of all fields and `"__key__"`.
@@ -47,6 +52,7 @@ class ShardDataset(BatchStream):
                 shards of its ranks; a multiple of the number of ranks, or of nodes. See `streamio.order.lanes`.
     repeat:     passes over the set in one epoch, each in an order of its own.
     draw:       samples by class or weight instead of once each, in random order; see `streamio.Draw`.
+    buckets:    batches of samples of similar length, or within a budget of tokens; see `streamio.Buckets`.
     seed:       of the order and of all augmentation. The same on all ranks.
     tail:       "even" (default): every sample once *and* as many batches on every rank, the last two steps
                 shared out; "drop": whole batches only; "pad": the last filled up and marked in `__valid__`.
@@ -73,8 +79,8 @@ class ShardDataset(BatchStream):
 
     def __init__(
         self,
-        source: str | os.PathLike[str] | Sequence[str] | Table,
-        batch_size: int,
+        source: str | os.PathLike[str] | Sequence[str] | Table | Mapping[str, Any],
+        batch_size: int | None,
         *,
         fields: Sequence[str] | None = None,
         shuffle: bool | str = False,
@@ -82,6 +88,7 @@ class ShardDataset(BatchStream):
         lanes: int = 1,
         repeat: int = 1,
         draw: Draw | None = None,
+        buckets: Buckets | None = None,
         seed: int = 0,
         tail: Tail = "even",
         decode: FieldDecode | Mapping[str, FieldDecode] = None,
@@ -102,7 +109,8 @@ class ShardDataset(BatchStream):
         check_values(seed=seed, max_pixels=max_pixels, transform=transform, collate=collate)
         super().__init__(seed=seed, ranks=given_ranks(rank, world_size))
         self.table: Table = table
-        self.batch_size, self.tail = batch_size, tail
+        check_batch_size(batch_size, buckets)
+        self.batch_size, self.tail, self.buckets = batch_size, tail, buckets
         self.ordering = OrderSettings(
             seed=seed, shuffle=shuffle_mode(shuffle), block_samples=block_samples, lanes=lanes, repeat=repeat,
             draw=draw,
@@ -116,8 +124,10 @@ class ShardDataset(BatchStream):
         join = JoinOptions(fields=chosen, as_tuple=as_tuple, layout=layout, collate=collate)
         self.joiner = Joiner(join, pictures)
         self._warned: set[str] = set()
+        if buckets is not None and lanes > 1:
+            raise UsageError(f"buckets in {lanes} lanes", fix="Leave one of them out")
         # The tail depends on the ranks, which may not be known yet; all else is refused now.
-        Plan(order=self.order(0), batch_size=batch_size, tail="pad")
+        self._plan_with("pad", World(), 0, ())
 
     def order(self, epoch: int) -> Order:
         """The order of an epoch, on whatever topology."""
@@ -125,9 +135,19 @@ class ShardDataset(BatchStream):
 
     @cached_property
     def lots(self) -> Lots | None:
+        """The draw over this set."""
         if self.ordering.draw is None:
             return None
-        return self.ordering.draw.of(getattr(self.table, "columns", {}), int(self.table.sizes.sum()))
+        return self.ordering.draw.of(*self._columns)
+
+    @cached_property
+    def bucketing(self) -> Bucketing | None:
+        """The buckets over this set."""
+        return None if self.buckets is None else self.buckets.of(*self._columns)
+
+    @property
+    def _columns(self) -> tuple[Columns, int]:
+        return getattr(self.table, "columns", {}), int(self.table.sizes.sum())
 
     def _plan(self, world: World, epoch: int, start: Start) -> EpochPlan:
         lanes = self.ordering.lanes
@@ -137,49 +157,52 @@ class ShardDataset(BatchStream):
                 "many lanes. Give a multiple of the ranks or of the nodes",
                 self._warned,
             )
+        return self._plan_with(self.tail, world, epoch, start)
+
+    def _plan_with(self, tail: Tail, world: World, epoch: int, start: Start) -> EpochPlan:
+        size, ranks, lanes = self.batch_size, world.world_size, self.ordering.lanes
+        if self.bucketing is not None:
+            return self.bucketing.plan(
+                self.order(epoch), batch_size=size, world_size=ranks, seed=self.ordering.seed, epoch=epoch,
+                tail=tail, start=start,
+            )  # fmt: skip
+        assert size is not None
         return Plan(
-            order=self.order(epoch), batch_size=self.batch_size, world_size=world.world_size, epoch=epoch,
-            tail=self.tail, lanes=lanes, start=start[0] if start else 0,
+            order=self.order(epoch), batch_size=size, world_size=ranks, epoch=epoch, tail=tail, lanes=lanes,
+            start=start[0] if start else 0,
         )  # fmt: skip
 
     def _facts(self) -> tuple[str, int, Facts]:
-        samples = self.ordering.samples(self.table.sizes)
-        return self.table.fingerprint, samples, self.ordering.facts(self.lots)
+        facts = self.ordering.facts(self.lots)
+        if self.bucketing is not None:
+            facts |= self.bucketing.facts(self.batch_size)
+        return self.table.fingerprint, self.ordering.samples(self.table.sizes), facts
 
     def batch_bytes(self) -> int:
         """About how much memory one batch takes, for deciding how many to make ahead."""
-        return self.reader.sample_bytes * self.batch_size
+        size = self.batch_size if self.bucketing is None else self.bucketing.samples_of_a_batch(self.batch_size)
+        assert size is not None
+        return self.reader.sample_bytes * size
 
     def make_batch(self, batch: BatchRows, alloc: Alloc = new_array) -> Any:
         """The batch of these rows: read, decode, transform, collate. The same wherever it is made."""
         more = {} if batch.valid is None else {VALID: batch.valid}
         picked = Picked(batch.rows, batch.visits, more)
-        if self._by_sample:
-            made = self.reader.samples(picked, alloc)
-            refuse_empty(len(batch.rows), len(made.samples), self.reader.last_failure)
-            keys = self.reader.keys(made.picked.rows)
-            return as_tensors(self.joiner.samples(made.samples, keys, made.picked.more, alloc))
-        picked, values = self.reader.values(picked, alloc, joined=True)
-        refuse_empty(len(batch.rows), len(picked.rows), self.reader.last_failure)
-        joined: dict[str, Any] = dict(picked.more)
-        if KEY in self.joiner.options.fields:
-            joined[KEY] = self.table.keys(picked.rows)
-        return as_tensors(self.joiner.fields(values, self.reader.keys(picked.rows), joined, alloc))
-
-    @property
-    def _by_sample(self) -> bool:
-        """Whether a function of the user's wants samples one by one."""
-        return self.reader.options.transform is not None or self.joiner.options.collate is not None
+        return as_tensors(read_batch(self.reader, self.joiner, picked, alloc))
 
     @property
     def _runs_user_code(self) -> bool:
         return self.reader.runs_user_code or self.joiner.options.collate is not None
 
     def _functions(self) -> dict[str, Any]:
-        return {**self.reader.options.functions(), "collate": self.joiner.options.collate}
+        draw, buckets = self.ordering.draw, self.buckets
+        return {
+            **self.reader.options.functions(), "collate": self.joiner.options.collate,
+            "draw": draw and (draw.classes or draw.weights), "buckets": buckets and buckets.lengths,
+        }  # fmt: skip
 
     def __getstate__(self) -> dict[str, Any]:
-        return {name: value for name, value in super().__getstate__().items() if name != "lots"}
+        return {name: value for name, value in super().__getstate__().items() if name not in ("lots", "bucketing")}
 
     def __repr__(self) -> str:
         shuffle = self.ordering.shuffle
@@ -193,4 +216,6 @@ def _open(source: Any) -> Table:
     if not isinstance(source, ShardSet) and hasattr(source, "gather"):
         table: Table = source
         return table
+    if isinstance(source, Mapping):
+        return Concat(tuple(source), [_open(one) for one in source.values()])
     return with_one_picture(source if isinstance(source, ShardSet) else open_shards(source))

@@ -33,8 +33,8 @@ class Mixture(BatchStream):
         for batch in StreamLoader(mix):
             batch["__source__"]                  # int64 (256,): 0 where the sample is of "web", 1 of "code"
 
-    In every 1,000 samples, counted from the beginning, the number of each set is its share, rounded up or down;
-    any few samples on end come close to it too. Each set goes through its own epochs in its own order: nothing of
+    In every 1,000 samples the number of each set is its share, rounded up or down; any few samples on end come
+    close to it too. Each set goes through its own epochs in its own order: nothing of
     it comes twice before all of it came. Epochs of the mixture continue: the next one goes on where each set is.
 
     sets:       name -> (ShardDataset, weight). A set brings its fields, decode, transform, shuffle, seed and error
@@ -317,6 +317,8 @@ def _parts(sets: Mapping[str, tuple[ShardDataset, float]]) -> tuple[dict[str, Sh
             raise UsageError(
                 f"the set '{name}' has {member.ordering.lanes} lanes", fix="Leave lanes= out in a mixture"
             )
+        if member.buckets is not None:
+            raise UsageError(f"the set '{name}' has buckets", fix="Leave buckets= out in a mixture")
         members[name] = member
         weights.append(weight)
     shares(weights)

@@ -39,11 +39,11 @@ class EpochPlan(Protocol):
         ...
 
     def share(self, rank: int, worker: int = 0, workers: int = 1) -> Iterator[BatchRows]:
-        """The batches of one worker of a rank: every `workers`-th step."""
+        """The batches of one worker of a rank: the steps worker, worker + workers, …"""
         ...
 
     def state_at(self, steps: int) -> tuple[int, Any]:
-        """(epoch, start) after so many steps; start is a number or several, and 0 the beginning of an epoch."""
+        """(epoch, start) after so many steps; start is a position, 0 at the beginning, or words of its own."""
         ...
 
 
@@ -65,6 +65,9 @@ class BatchStream(IterableDataset[Any]):
     seed:  of the order and of all randomness.
     ranks: (rank, world_size) instead of those of torch.distributed.
     """
+
+    _any_step_at_once = True
+    """Whether a worker can begin at any step. Else torchdata, which asks iterators for a state, must read again."""
 
     def __init__(self, *, seed: int, ranks: tuple[int, int] | None) -> None:
         self._seed, self._ranks = seed, ranks
@@ -124,8 +127,7 @@ class BatchStream(IterableDataset[Any]):
         """
         if epoch is None:
             epoch = max(0, self._epochs.next - (batches > 0))
-        following, start = self._plan_of(epoch).state_at(batches)
-        return self._state(following, start if isinstance(start, tuple) else (start,)).to_json()
+        return self._json_at(self._plan_of(epoch), batches)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state was taken, on any number of ranks and workers: every sample that is left comes once.
@@ -134,7 +136,7 @@ class BatchStream(IterableDataset[Any]):
         UsageError, with the field that differs, for a state of other data, another seed or shuffle, unless
         `strict` is False.
         """
-        saved = State.from_json(state)
+        saved = State.from_json(_of_torchdata(state))
         if strict:
             saved.check(self._state(0, ()))
         self._check_start(saved)
@@ -144,21 +146,20 @@ class BatchStream(IterableDataset[Any]):
         """Raise UsageError for a start that this data set cannot begin at."""
         self._plan(self._world(), saved.epoch, saved.start)
 
+    def _json_at(self, plan: EpochPlan, batches: int) -> dict[str, Any]:
+        epoch, start = plan.state_at(batches)
+        if not isinstance(start, tuple):
+            start = (start, *getattr(plan, "mark", ())) if start else ()
+        return self._state(epoch, start).to_json()
+
     def _state(self, epoch: int, start: Start) -> State:
         data, samples, order = self._facts()
-        return State(epoch=epoch, start=start if any(start) else (), data=data, samples=samples, order=order)
+        return State(epoch=epoch, start=start, data=data, samples=samples, order=order)
 
     def __iter__(self) -> Iterator[Any]:
         _refuse_batch_size(sys._getframe(1))
-        world, epoch = self._world(), self._epochs.begin()
-        return self._batches(self._plan_of(epoch), world)
-
-    def _batches(self, plan: EpochPlan, world: World) -> Iterator[Any]:
-        self._epochs.started(plan.epoch)
-        for batch in plan.share(world.rank, world.worker, world.workers):
-            if self._runs_user_code and get_worker_info() is not None:
-                seed_globals(batch_seed(self._seed, plan.epoch, batch.step, world.rank))
-            yield self.make_batch(batch)
+        batches = Batches(self, self._plan_of(self._epochs.begin()), self._world())
+        return batches if self._any_step_at_once else (batch for batch in batches)
 
     def _plan_of(self, epoch: int) -> EpochPlan:
         """The plan of an epoch here and now; the last one is kept, since some are costly to make."""
@@ -181,6 +182,72 @@ class BatchStream(IterableDataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _pid=os.getpid(), _planned=None)
+
+
+class Batches(Iterator[Any]):
+    """One worker's batches of an epoch.
+
+    torchdata's StatefulDataLoader calls `state_dict` in the worker after each batch, and gives it back to the same
+    worker of a later run, to an iterator that was just made. A worker knows only of its own batches: `after` is
+    where the run is when its last one has been delivered.
+    """
+
+    def __init__(self, stream: BatchStream, plan: EpochPlan, world: World) -> None:
+        self._stream, self._world = stream, world
+        self._started = False
+        self._go_on(plan, world.worker)
+
+    def _go_on(self, plan: EpochPlan, step: int) -> None:
+        self._plan, self._next = plan, step
+        self._shares = plan.share(self._world.rank, step, self._world.workers)
+
+    def __next__(self) -> Any:
+        stream = self._stream
+        if not self._started:
+            self._started = True
+            stream._epochs.started(self._plan.epoch)
+        batch = next(self._shares)
+        if stream._runs_user_code and get_worker_info() is not None:
+            seed_globals(batch_seed(stream._seed, self._plan.epoch, batch.step, self._world.rank))
+        made = stream.make_batch(batch)
+        self._next = batch.step + self._world.workers
+        return made
+
+    def state_dict(self) -> dict[str, Any]:
+        """Where this worker is; JSON-able."""
+        return {"base": self._stream._json_at(self._plan, 0), "next": self._next, "after": self._after()}
+
+    def _after(self) -> dict[str, Any]:
+        return self._stream._json_at(self._plan, max(0, self._next - self._world.workers + 1))
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on there. Raises UsageError where the steps of that run are not those of this one."""
+        stream, base = self._stream, State.from_json(state["base"])
+        base.check(stream._state(0, ()))
+        self._go_on(stream._plan(self._world, base.epoch, base.start), state["next"])
+        if self._after() != state["after"]:
+            raise UsageError(
+                "the state was saved with another global batch (batch_size x ranks)",
+                fix="Give it to the data set, dataset.load_state_dict(state), and make a new StatefulDataLoader",
+            )
+        stream._epochs.resumed(base.epoch)
+        self._started = True
+
+
+def _of_torchdata(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The state of ours in one of torchdata's StatefulDataLoader; any other as it is."""
+    if not isinstance(state, Mapping) or "_iterator_finished" not in state:
+        return state
+    worker = state
+    if "_snapshot" in state:
+        if state["_steps_since_snapshot"]:
+            raise UsageError(
+                "the state is of some batches ago", fix="Save with snapshot_every_n_steps=1, the default"
+            )
+        snapshot = state["_snapshot"]
+        worker = snapshot["_worker_snapshots"][f"worker_{snapshot['_last_yielded_worker_id']}"]
+    after: Mapping[str, Any] = worker["fetcher_state"]["dataset_iter_state"]["after"]
+    return after
 
 
 def given_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | None:

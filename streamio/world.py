@@ -144,6 +144,15 @@ class EpochCounter:
         if int(self._cell[0]) == epoch and (self._last is None or self._last[1] == int(self._cell[1])):
             self._cell[0] = epoch + 1
 
+    def resumed(self, epoch: int) -> None:
+        """The iteration that has just begun in this process is in the middle of `epoch`; the next one follows it.
+
+        No `set`: all workers say so, each at its time.
+        """
+        if get_worker_info() is not None:
+            self._last = (epoch, int(self._cell[1]))
+        self._cell[0] = epoch + 1
+
     def remember(self) -> None:
         """Keep the value of now for a child process that is about to be made."""
         self._start = (int(self._cell[0]), int(self._cell[1]))

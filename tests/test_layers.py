@@ -19,7 +19,7 @@ RUNGS = (
     {"shards"},
     {"packing", "batching"},
     {"stream"},
-    {"dataset", "sources", "streaming"},
+    {"dataset", "sources", "sequential"},
     {"mixture", "tokens", "loading"},
     {"diagnostics", "viewer"},
     {"__init__"},
@@ -28,7 +28,7 @@ RUNGS = (
 )
 """Files and folders of the package, from the ground up. `__init__` is `import streamio`: all public names."""
 
-TORCH = {"seeding.py", "world.py", "batching/tensors.py", "stream.py", "loading/loader.py"}
+TORCH = {"seeding.py", "world.py", "batching/tensors.py", "sequential.py", "stream.py", "loading/loader.py"}
 """The only files that may import torch."""
 
 

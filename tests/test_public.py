@@ -13,6 +13,7 @@ import streamio
 PUBLIC = [
     "BadIndex",
     "BadManifest",
+    "Buckets",
     "CorruptShard",
     "DecodeError",
     "Draw",
@@ -24,6 +25,7 @@ PUBLIC = [
     "PackReport",
     "Progress",
     "SampleError",
+    "SequentialDataset",
     "ShapeMismatch",
     "ShardDataset",
     "ShardError",
@@ -69,7 +71,10 @@ def test_every_public_name_is_there_and_says_what_it_is(name: str) -> None:
     assert name == "__version__" or (value.__doc__ or "").strip()
 
 
-@pytest.mark.parametrize("name", ["Mixture", "ShardDataset", "ShardSet", "StreamLoader", "TokenDataset", "PackReport"])
+@pytest.mark.parametrize(
+    "name",
+    ["Mixture", "SequentialDataset", "ShardDataset", "ShardSet", "StreamLoader", "TokenDataset", "PackReport"],
+)
 def test_every_public_method_says_what_it_does(name: str) -> None:
     kind = getattr(streamio, name)
     silent = [

@@ -80,6 +80,7 @@ def test_a_worker_that_starts_late_does_not_undo_a_set(monkeypatch: pytest.Monke
 def test_a_worker_that_begins_late_comes_to_the_same_number(monkeypatch: pytest.MonkeyPatch) -> None:
     """The fast one has begun, and has written down the next epoch, when the slow one reads."""
     parent = EpochCounter()
+    monkeypatch.setattr("streamio.world.get_spawning_popen", lambda: object())
     state = parent.__getstate__()
     fast, slow = EpochCounter.__new__(EpochCounter), EpochCounter.__new__(EpochCounter)
     fast.__setstate__(state)

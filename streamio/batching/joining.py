@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from streamio.batching.collate import collate, stack
 from streamio.batching.decode import Values
 from streamio.batching.options import JoinOptions
-from streamio.batching.reading import ADDED
+from streamio.batching.reading import ADDED, KEY, Picked, SampleReader
 from streamio.errors import SampleError, StreamioError, TransformError, UsageError
 from streamio.types import Alloc
 
@@ -62,6 +62,20 @@ class Joiner:
 def _channels_first(pictures: Any) -> Any:
     """(B, H, W, C) seen as (B, C, H, W): no copy; torch calls this memory `channels_last`, and GPUs prefer it."""
     return pictures.transpose(0, 3, 1, 2) if isinstance(pictures, np.ndarray) and pictures.ndim == 4 else pictures
+
+
+def read_batch(reader: SampleReader, joiner: Joiner, picked: Picked, alloc: Alloc) -> Any:
+    """The batch of some samples of one table: gathered, decoded, transformed and joined."""
+    if reader.options.transform is not None or joiner.options.collate is not None:
+        made = reader.samples(picked, alloc)
+        refuse_empty(len(picked.rows), len(made.samples), reader.last_failure)
+        return joiner.samples(made.samples, reader.keys(made.picked.rows), made.picked.more, alloc)
+    left, values = reader.values(picked, alloc, joined=True)
+    refuse_empty(len(picked.rows), len(left.rows), reader.last_failure)
+    more: dict[str, Any] = dict(left.more)
+    if KEY in joiner.options.fields:
+        more[KEY] = reader.table.keys(left.rows)
+    return joiner.fields(values, reader.keys(left.rows), more, alloc)
 
 
 def refuse_empty(asked: int, left: int, failure: StreamioError | None) -> None:

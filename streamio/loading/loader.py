@@ -19,6 +19,7 @@ from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 from streamio.errors import StreamioError, UsageError, WorkerDied, WorkerTimeout
 from streamio.loading.budget import PREFETCH_BYTES, batches_ahead, worker_count
+from streamio.loading.orphans import end_with_parent
 from streamio.loading.watchdog import Watchdog
 from streamio.stream import BatchStream
 
@@ -73,7 +74,7 @@ class StreamLoader:
         if self.num_workers:
             workers = {
                 "num_workers": self.num_workers, "persistent_workers": True, "prefetch_factor": ahead,
-                "multiprocessing_context": context,
+                "multiprocessing_context": context, "worker_init_fn": end_with_parent,
             }  # fmt: skip
         pin = torch.cuda.is_available() if pin_memory == "auto" else pin_memory
         self._loader = DataLoader(

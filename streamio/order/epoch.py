@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from streamio.order.base import Picks
 from streamio.order.lanes import LaneOrder
-from streamio.order.shuffle import BLOCK_SAMPLES, RowOrder, Shuffle, row_starts, shuffled
+from streamio.order.shuffle import BLOCK_SAMPLES, RowOrder, Shuffle, present, row_starts, shuffled
 from streamio.types import Rows
 
 
@@ -46,7 +46,7 @@ class EpochOrder:
             rows = self._pass(first)(positions - first * self._each)
         else:
             rows = np.empty_like(positions)
-            for number in np.unique(passes).tolist():
+            for number in present(passes):
                 here = passes == number
                 rows[here] = self._pass(number)(positions[here] - number * self._each)
         return Picks(rows, self._first_pass + passes)

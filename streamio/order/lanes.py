@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamio.order.permutation import derive_key, permute
-from streamio.order.shuffle import RowOrder, Shuffle, row_starts, shuffled
+from streamio.order.shuffle import RowOrder, Shuffle, present, row_starts, shuffled
 from streamio.types import Rows
 
 _LANES = 3  # which permutation a key is for
@@ -44,7 +44,7 @@ class LaneOrder:
     def __call__(self, places: Rows) -> Rows:
         lanes = places % self._lanes
         rows = np.empty_like(places)
-        for lane in np.unique(lanes).tolist():
+        for lane in present(lanes):
             here = lanes == lane
             rows[here] = self._lane(lane)(places[here] // self._lanes)
         return rows

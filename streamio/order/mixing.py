@@ -31,7 +31,7 @@ Weights: TypeAlias = Sequence[float] | NDArray[Any] | Callable[[int], Sequence[f
 Stop: TypeAlias = Literal["all", "first"]
 
 _MOST_DRAWS_CHANGING = 1_000_000_000
-"""How far `length` looks under a function of the step: a million windows, one by one, take 10 to 20 seconds."""
+"""How far `length` looks under a function of the step: a million windows, one by one, take 10 to 30 seconds."""
 
 
 def shares(weights: Sequence[float] | NDArray[Any]) -> NDArray[np.int64]:
@@ -155,7 +155,7 @@ class Schedule:
     thousandths. Where windows meet, each set has had its share of all draws to within one draw. With a function,
     each window holds the shares of its own weights, and what is owed is carried from one to the next.
 
-    Constant weights find any position at once; a function is walked through, 5 to 20 µs a window, from the anchor.
+    Constant weights find any position at once; a function is walked through from the anchor, 10 to 30 µs a window.
     Used from any thread; pickles small.
     """
 

@@ -66,6 +66,7 @@ class Plan:
                 "drop"  they are left out of this epoch;
                 "pad"   the last step is filled up with the first samples of the order, marked in `valid`.
     start:      positions of this epoch that were done before, on whatever topology; the plan shares out the rest.
+    mark:       numbers that `order` was made with and that a state must keep beside the position.
 
     Raises UsageError for values out of range, and TailError where "even" cannot be: fewer samples than ranks,
     or an odd rest with one sample per rank and step.
@@ -83,6 +84,7 @@ class Plan:
     block_samples: int = BLOCK_SAMPLES
     repeat: int = 1
     order: Order | None = None
+    mark: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
         for name in ("batch_size", "world_size", "lanes", "block_samples", "repeat"):
@@ -192,7 +194,7 @@ class Plan:
         return next(self.batches([step], rank)).rows
 
     def share(self, rank: int, worker: int = 0, workers: int = 1) -> Iterator[BatchRows]:
-        """The batches that one of a rank's workers makes: every `workers`-th step."""
+        """The batches that one of a rank's workers makes: the steps worker, worker + workers, …"""
         return self.batches(range(worker, self.steps, workers), rank)
 
     def batches(self, steps: Iterable[int], rank: int) -> Iterator[BatchRows]:

@@ -168,7 +168,7 @@ class ShardIndex:
         StorageError where no more files can be opened.
         """
         try:
-            raw = np.memmap(path, np.uint8, mode="r")
+            raw = np.asarray(np.memmap(path, np.uint8, mode="r"))  # a memmap is slow at every access
         except (ValueError, OSError) as error:
             if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
                 raise StorageError(

@@ -17,7 +17,7 @@ from streamio.codecs.arrays import NpyCodec
 from streamio.codecs.text import NumberCodec
 from streamio.errors import DecodeError, UsageError, where
 from streamio.shards.foreign import PATTERN, ForeignFiles
-from streamio.shards.index import Keys
+from streamio.shards.index import MISSING, Keys
 from streamio.shards.manifest import MANIFEST_NAME, FieldSpec
 from streamio.shards.pool import ReaderPool
 from streamio.shards.reader import Layout, ShardReader
@@ -26,6 +26,7 @@ from streamio.storage.files import is_url, redact
 from streamio.types import Alloc, ArrayColumn, Column, ListColumn, Rows
 
 KEY = "__key__"
+_BYTES = ".bytes"
 _SEARCHED_KEYS = 20_000
 
 
@@ -165,7 +166,8 @@ class SetColumns(Mapping[str, NDArray[Any]]):
     """The columns of all shards end to end, each made when it is first asked for and then kept; read-only.
 
     A column of the set is one that every shard has in one dtype. What is known about a field (`jpg.width`) is
-    -1 or nan in shards without that field.
+    -1 or nan in shards without that field. Beside these, which are listed, there is `x.bytes` for every field x:
+    the bytes that are stored of it, int64, -1 where a sample has none.
     """
 
     def __init__(self, files: SetFiles) -> None:
@@ -175,9 +177,11 @@ class SetColumns(Mapping[str, NDArray[Any]]):
     def __getitem__(self, name: str) -> NDArray[Any]:
         column = self._made.get(name)
         if column is None:
-            if name not in self._dtypes:
+            if name not in self:
                 raise KeyError(f"no column '{name}'; there are {', '.join(self._dtypes) or 'none'}")
-            column = self._made[name] = self._join(name)
+            column = self._join(name) if name in self._dtypes else self._sizes(name.removesuffix(_BYTES))
+            column.flags.writeable = False
+            self._made[name] = column
         return column
 
     def __iter__(self) -> Iterator[str]:
@@ -187,7 +191,11 @@ class SetColumns(Mapping[str, NDArray[Any]]):
         return len(self._dtypes)
 
     def __contains__(self, name: object) -> bool:
-        return name in self._dtypes
+        return name in self._dtypes or (
+            isinstance(name, str)
+            and name.endswith(_BYTES)
+            and name.removesuffix(_BYTES) in self._files.manifest.fields
+        )
 
     def __repr__(self) -> str:
         return f"columns {', '.join(self._dtypes)}"
@@ -231,8 +239,20 @@ class SetColumns(Mapping[str, NDArray[Any]]):
                 if self._shown(stored) == name:
                     joined[at : at + shard.samples] = column
             at += shard.samples
-        joined.flags.writeable = False
         return joined
+
+    def _sizes(self, field: str) -> NDArray[np.int64]:
+        """Bytes stored of a field; of an array those of its elements."""
+        stored = self._files.manifest.fields[field].stored
+        sizes = np.full(self._files.manifest.samples, -1, np.int64)
+        at = 0
+        for number, shard in enumerate(self._files.manifest.shards):
+            index = self._files.index(number).fields.get(stored)
+            if index is not None:
+                there = index.sizes != MISSING
+                sizes[at : at + shard.samples][there] = index.sizes[there] - index.skip
+            at += shard.samples
+        return sizes
 
 
 def find_files(

@@ -71,13 +71,13 @@ def scan(path: Path, escaped: bool) -> ShardIndex:
     come twice, and for GNU sparse members.
     """
     rows: dict[str, int] = {}
-    table, left_out = FieldTable(), _LeftOut()
+    table, left_out = FieldTable(), LeftOut()
     with storage_errors(path), open(path, "rb") as file:
         walk = TarWalk(file.fileno(), path.name)
         if not walk.size:
             raise CorruptShard("is no tar: nothing (0 bytes)", fix="Copy it again", shard=path.name)
         for member in walk:
-            key, field = _sample_of(member, escaped, left_out)
+            key, field = sample_of(member, escaped, left_out)
             if key:
                 table.add(field, rows.setdefault(key, len(rows)), member.offset, member.size)
         state = os.fstat(file.fileno())
@@ -137,7 +137,7 @@ def _split_name(name: bytes) -> tuple[bytes, bytes]:
     return b"", name
 
 
-class _LeftOut:
+class LeftOut:
     """Counts members that are no part of a sample, with the first name of each kind."""
 
     def __init__(self) -> None:
@@ -152,7 +152,7 @@ class _LeftOut:
         return ", ".join(f"{count:,} {kind} ({first!r})" for kind, (count, first) in self._kinds.items())
 
 
-def _sample_of(member: Member, escaped: bool, left_out: _LeftOut) -> tuple[str, str]:
+def sample_of(member: Member, escaped: bool, left_out: LeftOut) -> tuple[str, str]:
     """(key, field) of a member, or ("", "") for one that is left out."""
     name = member.name
     if member.is_folder:
@@ -174,7 +174,7 @@ def _sample_of(member: Member, escaped: bool, left_out: _LeftOut) -> tuple[str, 
     return (unescape(key), field) if escaped else (key, field.lower())
 
 
-def _report(shard: str, walk: TarWalk, left_out: _LeftOut, any_samples: bool, escaped: bool) -> None:
+def _report(shard: str, walk: TarWalk, left_out: LeftOut, any_samples: bool, escaped: bool) -> None:
     notes = [f"left out {left_out}"] if str(left_out) else []
     if walk.joined:
         places = ", ".join(f"{at:,}" for at in walk.joined[:3])

@@ -70,6 +70,10 @@ class TarWalk:
                 yield self._member(header, start, {**shared, **own} if shared else own)
                 own = {}
 
+    def _read(self, length: int, at: int) -> bytes:
+        """Up to `length` bytes from there; fewer only at the end of the tar."""
+        return os.pread(self._fd, length, at)
+
     def _member(self, header: bytes, start: int, records: dict[str, bytes]) -> Member:
         kind = header[156]
         raw = records.get("path") or _name(header)
@@ -99,7 +103,7 @@ class TarWalk:
 
     def _next_header(self) -> bytes | None:
         """The header at `at`, behind any zero blocks; None at the end of the file."""
-        block = os.pread(self._fd, BLOCK, self.at)
+        block = self._read(BLOCK, self.at)
         if not block.strip(b"\0"):
             if not block:
                 return None
@@ -110,7 +114,7 @@ class TarWalk:
                 return None
             self.joined.append(self.at)
             self.ended = False
-            block = os.pread(self._fd, BLOCK, self.at)
+            block = self._read(BLOCK, self.at)
         self._verify(block)
         return block
 
@@ -124,7 +128,7 @@ class TarWalk:
         stored = _octal(block[148:156])
         if total == stored or (stored is not None and total - 256 * _negative(block) == stored):
             return
-        found = looks_like(os.pread(self._fd, 200, self.at))
+        found = looks_like(self._read(200, self.at))
         if self.at == 0:
             raise CorruptShard(f"is no tar: {found}", fix=_fix_for(found), shard=self._shard)
         raise CorruptShard(
@@ -134,7 +138,7 @@ class TarWalk:
     def _skip_zeros(self, at: int) -> int:
         """Start of the first block from `at` on that holds anything else, or the end of the file."""
         length = BLOCK
-        while chunk := os.pread(self._fd, length, at):
+        while chunk := self._read(length, at):
             zeros = len(chunk) - len(chunk.lstrip(b"\0"))
             if zeros < len(chunk):
                 return at + zeros // BLOCK * BLOCK
@@ -149,7 +153,7 @@ class TarWalk:
         if size > _LONGEST_RECORD:
             raise self._bad(start, f"an extended header of {size:,} bytes; the limit is {_LONGEST_RECORD:,}")
         self._advance(start, size, decoded(_name(header)))
-        return os.pread(self._fd, size, start + BLOCK)
+        return self._read(size, start + BLOCK)
 
     def _records(self, data: bytes) -> dict[str, bytes]:
         """The pax records `length key=value\\n`; an empty value takes back a global one."""

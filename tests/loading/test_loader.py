@@ -26,8 +26,8 @@ def test_what_cannot_work_is_refused_at_construction(tmp_path: Path, options: di
         StreamLoader(ShardDataset(make_set(tmp_path / "s", 3), 2), **options)
 
 
-def test_anything_but_a_shard_data_set_is_refused() -> None:
-    with pytest.raises(UsageError, match="reads a ShardDataset, not list"):
+def test_anything_but_a_data_set_of_ours_is_refused() -> None:
+    with pytest.raises(UsageError, match="reads a data set of streamio, not list"):
         StreamLoader([1, 2])  # type: ignore[arg-type]
 
 

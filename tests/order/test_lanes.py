@@ -131,4 +131,4 @@ def test_the_order_in_lanes_never_changes() -> None:
     assert [[p.rows(s, r).tolist() for r in range(2)] for s in range(p.steps)] == GOLDEN
 
 
-GOLDEN = [[[5, 10, 7], [11, 0, 3]], [[8, 6, 9], [2, 4, 1]]]
+GOLDEN = [[[11, 5, 10], [0, 1, 2]], [[9, 6, 7], [3, 4, 8]]]

@@ -102,7 +102,7 @@ def test_a_state_is_small_json_and_comes_back() -> None:
 
 @pytest.mark.parametrize(
     "change",
-    [{"data": "ff00"}, {"seed": 2}, {"shuffle": "global"}, {"samples": 90}, {"permutation": 2}, {"lanes": 2}],
+    [{"data": "ff00"}, {"seed": 2}, {"shuffle": "global"}, {"samples": 90}, {"permutation": 99}, {"lanes": 2}],
 )
 def test_state_08_a_state_of_another_order_is_refused_with_the_field_that_differs(
     change: dict[str, Any],
