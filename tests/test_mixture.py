@@ -125,13 +125,13 @@ def test_workers_make_what_one_process_makes(mix: Make, context: Any) -> None:
 
 
 @pytest.mark.parametrize("batches", ["mixed", "single"])
-def test_a_step_is_the_same_on_1_2_3_and_4_ranks(mix: Make, batches: str) -> None:
+def test_a_step_is_the_same_on_1_2_3_4_and_8_ranks(mix: Make, batches: str) -> None:
     def steps(world: int) -> list[list[tuple[int, str]]]:
         ranks = [by_step(mix(24 // world, batches=batches, rank=r, world_size=world)) for r in range(world)]
         assert len({len(r) for r in ranks}) == 1
         return [[pair for part in step for pair in part] for step in zip(*ranks, strict=True)]
 
-    assert steps(1) == steps(2) == steps(3) == steps(4)
+    assert steps(1) == steps(2) == steps(3) == steps(4) == steps(8)
 
 
 @pytest.mark.parametrize("batches", ["mixed", "single"])

@@ -53,6 +53,13 @@ def test_the_picture_and_every_link_lead_somewhere() -> None:
             assert link.startswith("https://") or (page.parent / link).exists(), f"{page.name}: {link}"
 
 
+def test_every_promise_on_the_page_of_the_order_names_a_test_that_is_there() -> None:
+    promises = re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", (ROOT / "docs" / "order.md").read_text(encoding="utf-8"))
+    assert len(promises) > 20
+    for file, name in promises:
+        assert f"def {name}(" in (ROOT / file).read_text(encoding="utf-8"), f"{file}::{name}"
+
+
 def test_readme_begins_with_three_sentences() -> None:
     first = (ROOT / "README.md").read_text(encoding="utf-8").split("\n\n")[1].replace("\n", " ")
     assert len(re.findall(r"\.(?: |$)", first)) == 3

@@ -91,10 +91,7 @@ class Plan:
             check_count(name, getattr(self, name))
         if self.tail not in get_args(Tail):
             raise UsageError(f"tail={self.tail!r}", fix="Use 'even', 'drop' or 'pad'")
-        if self.repeat > 1 and self.lanes > 1:
-            raise UsageError(
-                f"repeat={self.repeat} with lanes={self.lanes}", fix="Use lanes, and repeat times as many epochs"
-            )
+        check_lanes(self.lanes, self.repeat)
         if self.samples == 0:
             raise UsageError("the set has no samples", fix="Pack it again, or widen the selection")
         if not 0 <= self.start <= self.samples:
@@ -225,3 +222,9 @@ def check_count(name: str, value: object) -> None:
     """Raise UsageError for what is no whole number of at least 1."""
     if not isinstance(value, (int, np.integer)) or isinstance(value, bool) or value < 1:
         raise UsageError(f"{name}={value!r}", fix="Give a whole number of at least 1")
+
+
+def check_lanes(lanes: int, repeat: int) -> None:
+    """Raise UsageError for lanes with repeats: passes begin at positions that would move the lanes."""
+    if repeat > 1 and lanes > 1:
+        raise UsageError(f"repeat={repeat} with lanes={lanes}", fix="Use lanes, and repeat times as many epochs")

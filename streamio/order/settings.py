@@ -11,7 +11,7 @@ from streamio.errors import UsageError
 from streamio.order.balance import Draw, Lots
 from streamio.order.base import Order
 from streamio.order.epoch import EpochOrder
-from streamio.order.plan import check_count
+from streamio.order.plan import check_count, check_lanes
 from streamio.order.shuffle import BLOCK_SAMPLES, Shuffle
 
 
@@ -29,6 +29,7 @@ class OrderSettings:
     def __post_init__(self) -> None:
         for name in ("block_samples", "lanes", "repeat"):
             check_count(name, getattr(self, name))
+        check_lanes(self.lanes, self.repeat)
         if self.draw is None:
             return
         if not isinstance(self.draw, Draw):
