@@ -34,9 +34,12 @@ _GOLDEN = 0x9E3779B97F4A7C15
 _MIX_A = 0xBF58476D1CE4E5B9
 _MIX_B = 0x94D049BB133111EB
 
-# The same for 32 bits: the finaliser of MurmurHash3 (Austin Appleby, public domain).
-_MIX_C = 0x85EBCA6B
-_MIX_D = 0xC2B2AE35
+_FINALISERS: dict[type, Any] = {
+    np.uint64: (np.uint64(32), np.uint64(_MIX_A), np.uint64(29), np.uint64(_MIX_B)),
+    # That of MurmurHash3 (Austin Appleby, public domain): processors multiply many words of 32 bits at a time.
+    np.uint32: (np.uint32(16), np.uint32(0x85EBCA6B), np.uint32(13), np.uint32(0xC2B2AE35)),
+}
+"""Shift, factor, shift, factor of a round in words of 64 bits, and of 32 where all positions fit into them."""
 
 
 def mix(word: int) -> int:
@@ -110,35 +113,23 @@ def _feistel(x: Word, bits: int, keys: list[Any]) -> Word:
     kind = x.dtype.type
     left = x >> kind(width_right)
     right = x & kind((1 << width_right) - 1)
-    round_of = _round_32 if kind is np.uint32 else _round_64
     for key in keys:
-        left ^= round_of(right, key, width_left)
+        left ^= _round(right, key, width_left)
         left, right = right, left
         width_left, width_right = width_right, width_left
     return (left << kind(width_right)) | right
 
 
-def _round_64(half: Word, key: np.uint64, width: int) -> Word:
-    """`width` bits that depend on all bits of `half` and of the key. Arrays wrap at 64 bits without a warning."""
-    word = half + key
-    moved = word >> np.uint64(32)
+def _round(half: Word, key: Any, width: int) -> Word:
+    """`width` bits that depend on all bits of `half` and of the key. Arrays wrap without a warning."""
+    kind = half.dtype.type
+    shift, factor, shift_again, factor_again = _FINALISERS[kind]
+    word: Word = half + key
+    moved = word >> shift
     word ^= moved
-    word *= np.uint64(_MIX_A)
-    np.right_shift(word, np.uint64(29), out=moved)
+    word *= factor
+    np.right_shift(word, shift_again, out=moved)
     word ^= moved
-    word *= np.uint64(_MIX_B)
-    word >>= np.uint64(64 - width)
-    return word
-
-
-def _round_32(half: Word, key: np.uint32, width: int) -> Word:
-    """The same for halves of up to 16 bits, in words that processors multiply many of at a time."""
-    word = half + key
-    moved = word >> np.uint32(16)
-    word ^= moved
-    word *= np.uint32(_MIX_C)
-    np.right_shift(word, np.uint32(13), out=moved)
-    word ^= moved
-    word *= np.uint32(_MIX_D)
-    word >>= np.uint32(32 - width)
+    word *= factor_again
+    word >>= kind(8 * word.itemsize - width)
     return word

@@ -75,7 +75,9 @@ def shuffled(
 
 def row_starts(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
     """The first row of each shard."""
-    return np.concatenate([np.zeros(1, np.int64), np.cumsum(sizes, dtype=np.int64)[:-1]])
+    starts = np.zeros(len(sizes), np.int64)
+    np.cumsum(sizes[:-1], out=starts[1:])
+    return starts
 
 
 class _Line:
