@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from streamio.dataset import ShardDataset
 from streamio.errors import UsageError
-from streamio.order.plan import Tail
+from streamio.order.lengths import check_batch_size
+from streamio.order.plan import Tail, check_count
 from streamio.order.tokens import edges_of
 from streamio.shards.shardset import ShardSet, open_shards
 from streamio.shards.tokens import STARTS, TOKENS, Documents, Mode, Overlong, TokenTable, find_field
@@ -68,7 +69,7 @@ class TokenDataset(ShardDataset):
     def __init__(
         self,
         source: str | os.PathLike[str] | Sequence[str] | ShardSet,
-        batch_size: int,
+        batch_size: int | None,
         length: int,
         *,
         mode: Mode = "windows",
@@ -156,9 +157,8 @@ def _check_options(
     batch_size: Any, length: Any, mode: Any, overlong: Any, position_ids: bool, options: Mapping[str, Any]
 ) -> None:
     """Raise UsageError for what needs no look at the data."""
-    for name, value in {"batch_size": batch_size, "length": length}.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise UsageError(f"{name}={value!r}", fix="Give a whole number of at least 1")
+    check_batch_size(batch_size, options.get("buckets"))
+    check_count("length", length)
     if mode not in get_args(Mode):
         raise UsageError(f"mode={mode!r}", fix="Use 'windows', 'packed' or 'documents'")
     if overlong not in (None, *get_args(Overlong)):
@@ -169,7 +169,7 @@ def _check_options(
         )
     if position_ids and mode == "windows":
         raise UsageError("position_ids=True with mode='windows'", fix="Use mode='packed', or leave it out")
-    if mode != "windows" and batch_size * length > np.iinfo(np.int32).max:
+    if mode != "windows" and (batch_size or 1) * length > np.iinfo(np.int32).max:
         raise UsageError(
             f"batches of up to {batch_size:,} x {length:,} tokens, which int32 cu_seqlens cannot count",
             fix="Use a smaller batch_size or length",

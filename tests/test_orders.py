@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 from collections import Counter
 from collections.abc import Iterator
@@ -10,9 +11,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 import streamio
-from streamio import Buckets, Draw, ShardDataset, StreamLoader, UsageError
+from streamio import Buckets, Draw, Mixture, ShardDataset, StreamLoader, TokenDataset, UsageError
+from tests.samples import jpg
 from tests.sets import keys, make_set
 
 N = 240
@@ -170,8 +173,6 @@ def test_stored_sizes_are_columns_of_every_field(path: str) -> None:
 
 
 def test_pictures_are_budgeted_by_their_pixels(tmp_path: Path) -> None:
-    from tests.samples import jpg
-
     sides = [(8 * (1 + i % 5), 16) for i in range(30)]
     streamio.write(({"jpg": jpg(*side)} for side in sides), tmp_path / "s")
     data = ShardDataset(tmp_path / "s", None, buckets=Buckets(lengths="jpg", max_pixels=2000), decode=False)
@@ -219,3 +220,38 @@ def test_lanes_that_no_rank_can_keep_are_said_once(path: str) -> None:
     with pytest.warns(UserWarning, match="lanes=4 on 3 ranks"):
         keys(data)
     keys(data)
+
+
+def test_pictures_of_several_kinds_are_budgeted_as_one_field(tmp_path: Path) -> None:
+    for i in range(20):
+        side = (10 + i, 20)
+        data = jpg(*side) if i % 2 else png(*side)
+        (tmp_path / "p").mkdir(exist_ok=True)
+        (tmp_path / "p" / f"{i:02d}.{'jpg' if i % 2 else 'png'}").write_bytes(data)
+    streamio.pack(tmp_path / "p", tmp_path / "o")
+    data_set = ShardDataset(tmp_path / "o", None, buckets=Buckets(lengths="image", max_pixels=2000), decode=False)
+    batches = [[(10 + int(key)) * 20 for key in batch["__key__"]] for batch in data_set]
+    assert all(max(pixels) * len(pixels) <= 2000 for pixels in batches)
+    assert sorted(p for pixels in batches for p in pixels) == [(10 + i) * 20 for i in range(20)]
+
+
+def png(width: int, height: int) -> bytes:
+    out = io.BytesIO()
+    Image.new("RGB", (width, height)).save(out, "PNG")
+    return out.getvalue()
+
+
+def test_documents_of_tokens_are_budgeted_and_mixed(tmp_path: Path) -> None:
+    for name, count in (("a", 100), ("b", 40)):
+        streamio.write(({"tokens": np.arange(i * 3 % 200, dtype=np.uint16)} for i in range(count)), tmp_path / name)
+    documents = TokenDataset(
+        tmp_path / "a", None, 200, mode="documents", shuffle=True,
+        buckets=Buckets(lengths="tokens.length", max_tokens=1000),
+    )  # fmt: skip
+    costs = [(len(batch["cu_seqlens"]) - 1) * batch["max_seqlen"] for batch in documents]
+    assert len(documents) == len(costs) and max(costs) <= 1000
+    sets = {name: (TokenDataset(tmp_path / name, 1, 64, shuffle=True), 1) for name in "ab"}
+    batches = list(Mixture(sets, 8, stop=64))
+    assert [batch["tokens"].shape for batch in batches] == [(8, 65)] * 8
+    packed = {name: (TokenDataset(tmp_path / name, 1, 64, mode="packed"), 1) for name in "ab"}
+    assert all("cu_seqlens" in batch for batch in Mixture(packed, 4, batches="single", stop=32))

@@ -4,7 +4,7 @@ shows them as one field, `image`, since pictures are decoded by content anyway.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -56,7 +56,7 @@ class OnePicture:
 
     @property
     def columns(self) -> Mapping[str, NDArray[Any]]:
-        return self.base.columns
+        return _OneColumns(self.base.columns, self.kinds)
 
     @property
     def fingerprint(self) -> str:
@@ -77,6 +77,37 @@ class OnePicture:
 
     def __repr__(self) -> str:
         return repr(self.base)
+
+
+class _OneColumns(Mapping[str, "NDArray[Any]"]):
+    """The columns of the set, and `image.width`, `image.height`, `image.bytes`: of whichever kind it is."""
+
+    def __init__(self, base: Mapping[str, NDArray[Any]], kinds: tuple[str, ...]) -> None:
+        self._base, self._kinds = base, kinds
+
+    def __getitem__(self, name: str) -> NDArray[Any]:
+        if not name.startswith(f"{IMAGE}."):
+            return self._base[name]
+        # What is not there is -1.
+        largest: NDArray[Any] = np.maximum.reduce([self._base[of_kind] for of_kind in self._of_kinds(name)])
+        return largest
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._base)
+
+    def __len__(self) -> int:
+        return len(self._base)
+
+    def __repr__(self) -> str:
+        return repr(self._base)
+
+    def __contains__(self, name: object) -> bool:
+        if not isinstance(name, str) or not name.startswith(f"{IMAGE}."):
+            return name in self._base
+        return all(of_kind in self._base for of_kind in self._of_kinds(name))
+
+    def _of_kinds(self, name: str) -> list[str]:
+        return [kind + name.removeprefix(IMAGE) for kind in self._kinds]
 
 
 def _first_of(columns: Sequence[Column]) -> ListColumn:
