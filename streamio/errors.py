@@ -28,8 +28,7 @@ The code that finds a fault knows the first; layers above it add the second with
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 from typing import Any
 
 _ORDER = ("path", "shard", "row", "key", "field")
@@ -82,8 +81,7 @@ def _place(where: dict[str, Any]) -> str:
     return ", ".join(words)
 
 
-@contextmanager
-def where(**place: Any) -> Iterator[None]:
+class where:  # noqa: N801 - it reads as a word, and is three times as quick as a generator
     """Add a place to any `StreamioError` that passes; what the inner layers said already stays.
 
     >>> with where(shard="a.tar"):
@@ -91,13 +89,20 @@ def where(**place: Any) -> Iterator[None]:
     Traceback (most recent call last):
     streamio.errors.CorruptShard: a.tar: the shard is cut
     """
-    try:
-        yield
-    except StreamioError as error:
-        for name, value in place.items():
-            if value is not None:
-                error.where.setdefault(name, value)
-        raise
+
+    def __init__(self, **place: Any) -> None:
+        self._place = place
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if isinstance(error, StreamioError):
+            for name, value in self._place.items():
+                if value is not None:
+                    error.where.setdefault(name, value)
 
 
 class UsageError(StreamioError, ValueError):

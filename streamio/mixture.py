@@ -112,7 +112,7 @@ class Mixture(BatchStream):
         )  # fmt: skip
         plan = Plan(
             order=order, batch_size=self.batch_size, world_size=world.world_size, epoch=epoch, tail=self.tail,
-            start=place.position,
+            start=place.position, fill_from=place.position,
         )  # fmt: skip
         return _MixturePlan(plan, place, self._end_of)
 
@@ -209,7 +209,7 @@ class Mixture(BatchStream):
         return joiner.fields(merged, keys, more, alloc)
 
     def _join_samples(self, joiner: Joiner, parts: list[tuple[int, Picked]], asked: int, alloc: Alloc) -> Any:
-        made = [(self._member(n).reader, self._member(n).reader.samples(self._own(n, p), alloc)) for n, p in parts]
+        made = [(self._member(n).reader, self._member(n).reader.samples(self._own(n, p))) for n, p in parts]
         places = _ranks([part.picked.more[_PLACE] for _, part in made])
         count = sum(map(len, places))
         refuse_empty(asked, count, next((r.last_failure for r, _ in made if r.last_failure), None))

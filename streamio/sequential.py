@@ -11,7 +11,6 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
-from torch.utils.data import get_worker_info
 
 from streamio.batching.decode import FieldDecode
 from streamio.batching.joining import Joiner, choose_fields, read_batch
@@ -27,7 +26,7 @@ from streamio.shards.tarstream import HeldSamples, StreamSample, stream_samples,
 from streamio.storage.pipes import STDIN, byte_stream, shown
 from streamio.stream import BatchStream, Start, given_ranks
 from streamio.types import Alloc, new_array
-from streamio.world import World
+from streamio.world import World, this_worker
 
 _log = logging.getLogger("streamio")
 
@@ -149,7 +148,7 @@ class SequentialDataset(BatchStream):
                 f"{world.world_size} ranks would make unequal numbers of batches of streams of unknown length",
                 fix="Give steps=, the batches of an epoch on each rank; or index the shards and use ShardDataset",
             )
-        if STDIN in settings.shards and get_worker_info() is not None:
+        if STDIN in settings.shards and this_worker() is not None:
             raise UsageError("standard input cannot be read in a worker process", fix="Use num_workers=0")
         begun = Progress.from_words(start) if start else None
         return StreamPlan(settings, world, epoch, begun, self._board, self._held)

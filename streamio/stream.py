@@ -12,17 +12,18 @@ from multiprocessing.context import get_spawning_popen
 from types import FrameType
 from typing import Any, Protocol
 
-from torch.utils.data import IterableDataset, get_worker_info
+from torch.utils.data import IterableDataset, default_convert, get_worker_info
 
 from streamio.batching.functions import check_picklable
 from streamio.batching.reading import DROPPED, SKIPPED
 from streamio.errors import UsageError
+from streamio.handover.ring import SlotRing
 from streamio.order.plan import BatchRows
 from streamio.order.state import Facts, State
 from streamio.rng import batch_seed
 from streamio.seeding import seed_globals
 from streamio.types import Alloc, new_array
-from streamio.world import EpochCounter, SharedCounts, World, check_ranks, current_world
+from streamio.world import EpochCounter, SharedCounts, World, check_ranks, current_world, this_worker
 
 Start = tuple[int, ...]
 
@@ -45,6 +46,16 @@ class EpochPlan(Protocol):
     def state_at(self, steps: int) -> tuple[int, Any]:
         """(epoch, start) after so many steps; start is a position, 0 at the beginning, or words of its own."""
         ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EpochStart:
+    """What a loader tells those who make its batches: one epoch from `start` on, for one rank."""
+
+    epoch: int
+    start: Start
+    rank: int
+    world_size: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -76,6 +87,7 @@ class BatchStream(IterableDataset[Any]):
         self._parent_ranks: tuple[int, int] | None = None
         self._pid = os.getpid()
         self._planned: tuple[Any, EpochPlan] | None = None
+        self._ring: SlotRing | None = None
 
     @abstractmethod
     def _plan(self, world: World, epoch: int, start: Start) -> EpochPlan:
@@ -101,6 +113,37 @@ class BatchStream(IterableDataset[Any]):
     @abstractmethod
     def _runs_user_code(self) -> bool:
         """Whether a function of the user's runs, which may draw from global generators."""
+
+    @property
+    def in_any_order(self) -> bool:
+        """Whether any process or thread can make any batch. Else each worker makes its own, one after the other."""
+        return self._any_step_at_once
+
+    @property
+    def runs_user_code(self) -> bool:
+        """Whether a function of the user's runs, which may draw from global generators."""
+        return self._runs_user_code
+
+    def begin_epoch(self) -> EpochStart:
+        """For a loader, in its main process: the next epoch begins, and is followed by another."""
+        epoch, world = self._epochs.begin(), self._world()
+        self._epochs.started(epoch)
+        start = self._epochs.start_of(epoch)
+        return EpochStart(epoch=epoch, start=start, rank=world.rank, world_size=world.world_size)
+
+    def share(self, at: EpochStart, *, worker: int = 0, workers: int = 1, first: int = 0) -> Iterator[BatchRows]:
+        """The steps first + worker, first + worker + workers, … of an epoch, wherever it began.
+
+        Of a stream that is not `in_any_order`, each is to be made before the next one is asked for.
+        """
+        world = World(rank=at.rank, world_size=at.world_size, worker=worker, workers=workers)
+        return self._plan(world, at.epoch, at.start).share(at.rank, first + worker, workers)
+
+    def make_seeded(self, at: EpochStart, batch: BatchRows, alloc: Alloc = new_array) -> Any:
+        """`make_batch`; in a worker process the global generators are seeded for the user's functions first."""
+        if self._runs_user_code and this_worker() is not None:
+            seed_globals(batch_seed(self._seed, at.epoch, batch.step, at.rank))
+        return self.make_batch(batch, alloc)
 
     def __len__(self) -> int:
         """Batches that each rank gets in the epoch to come; exact. After a resume that is the rest of one."""
@@ -157,9 +200,17 @@ class BatchStream(IterableDataset[Any]):
         return State(epoch=epoch, start=start, data=data, samples=samples, order=order)
 
     def __iter__(self) -> Iterator[Any]:
-        _refuse_batch_size(sys._getframe(1))
-        batches = Batches(self, self._plan_of(self._epochs.begin()), self._world())
+        caller = sys._getframe(1)
+        _refuse_batch_size(caller)
+        ring = self._own_ring() if _hands_over(caller) else None
+        batches = Batches(self, self._plan_of(self._epochs.begin()), self._world(), ring)
         return batches if self._any_step_at_once else (batch for batch in batches)
+
+    def _own_ring(self) -> SlotRing:
+        """That of this process: a copy that was forked must not write into the slots of another."""
+        if self._ring is None or self._ring.pid != os.getpid():
+            self._ring = SlotRing()
+        return self._ring
 
     def _plan_of(self, epoch: int) -> EpochPlan:
         """The plan of an epoch here and now; the last one is kept, since some are costly to make."""
@@ -177,11 +228,12 @@ class BatchStream(IterableDataset[Any]):
         if get_spawning_popen() is not None:  # on the way to a worker; other copies may share a lambda
             check_picklable(self._functions())
         world = self._world()
-        kept = {name: value for name, value in self.__dict__.items() if name not in ("_pid", "_planned")}
+        left = ("_pid", "_planned", "_ring")
+        kept = {name: value for name, value in self.__dict__.items() if name not in left}
         return {**kept, "_parent_ranks": (world.rank, world.world_size)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _pid=os.getpid(), _planned=None)
+        self.__dict__.update(state, _pid=os.getpid(), _planned=None, _ring=None)
 
 
 class Batches(Iterator[Any]):
@@ -192,8 +244,8 @@ class Batches(Iterator[Any]):
     where the run is when its last one has been delivered.
     """
 
-    def __init__(self, stream: BatchStream, plan: EpochPlan, world: World) -> None:
-        self._stream, self._world = stream, world
+    def __init__(self, stream: BatchStream, plan: EpochPlan, world: World, ring: SlotRing | None) -> None:
+        self._stream, self._world, self._ring = stream, world, ring
         self._started = False
         self._go_on(plan, world.worker)
 
@@ -209,7 +261,11 @@ class Batches(Iterator[Any]):
         batch = next(self._shares)
         if stream._runs_user_code and get_worker_info() is not None:
             seed_globals(batch_seed(stream._seed, self._plan.epoch, batch.step, self._world.rank))
-        made = stream.make_batch(batch)
+        made: Any
+        if self._ring is None:
+            made = stream.make_batch(batch)
+        else:
+            made = self._ring.make(lambda alloc: _converted(stream.make_batch(batch, alloc)))
         self._next = batch.step + self._world.workers
         return made
 
@@ -261,7 +317,7 @@ def given_ranks(rank: int | None, world_size: int | None) -> tuple[int, int] | N
 
 def warn_once(message: str, seen: set[str]) -> None:
     """A warning of what streamio does otherwise than asked: once, and in the main process."""
-    if message not in seen and get_worker_info() is None:
+    if message not in seen and this_worker() is None:
         seen.add(message)
         warnings.warn(message, UserWarning, stacklevel=2)
 
@@ -276,3 +332,17 @@ def _refuse_batch_size(caller: FrameType) -> None:
             "the DataLoader has a batch_size (1 if none is given), but the data set makes whole batches",
             fix="Write DataLoader(dataset, batch_size=None, …); the size of a batch is the data set's batch_size",
         )
+
+
+def _hands_over(caller: FrameType) -> bool:
+    """Whether what we yield goes straight from this worker of a DataLoader to the process that started it.
+
+    It does where the loader's fetcher calls `__iter__`, as above, and nothing of the user's comes after us; torch's
+    own conversion lets a `Handed` through as it is.
+    """
+    return get_worker_info() is not None and caller.f_locals.get("collate_fn") is default_convert
+
+
+def _converted(batch: Any) -> Any:
+    """What torch's DataLoader makes of a batch that needs no collating: lists of tuples, for one."""
+    return default_convert(batch)  # type: ignore[no-untyped-call]

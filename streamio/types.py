@@ -9,6 +9,8 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from streamio.memory import Recycler
+
 Rows: TypeAlias = NDArray[np.int64]
 """Numbers of samples in a shard set (or, where a reader is asked, in one shard), shape (n,)."""
 
@@ -48,6 +50,9 @@ class ListColumn:
 Column: TypeAlias = ArrayColumn | ListColumn
 
 
+_memory = Recycler()
+
+
 def new_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
-    """The plain `Alloc`: fresh memory of this process."""
-    return np.empty(shape, dtype)
+    """The plain `Alloc`: memory of this process."""
+    return _memory.array(shape, dtype)

@@ -7,17 +7,43 @@ under spawn is a new interpreter without a process group, so the facts of its pa
 from __future__ import annotations
 
 import os
+import threading
 import weakref
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed
 from torch.utils.data import get_worker_info
 
 from streamio.errors import UsageError
+
+
+class WorkerNumber(NamedTuple):
+    """Worker `id` of `num_workers`, in the words of torch."""
+
+    id: int
+    num_workers: int
+
+
+_here: WorkerNumber | None = None
+
+
+def become_worker(number: int, workers: int) -> None:
+    """Called once in a worker process of a `StreamLoader`, before it does anything."""
+    global _here
+    _here = WorkerNumber(number, workers)
+    torch.set_num_threads(1)  # there are as many workers as there are CPUs
+
+
+def this_worker() -> WorkerNumber | None:
+    """Which worker process this is, of a `StreamLoader` or of a `DataLoader`; None in the main process."""
+    if _here is not None:
+        return _here
+    info = get_worker_info()
+    return None if info is None else WorkerNumber(info.id, info.num_workers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +65,7 @@ def current_world(given: tuple[int, int] | None = None, parent: tuple[int, int] 
     Else `torch.distributed` if it is initialised, else the environment variables RANK and WORLD_SIZE, else a
     world of one. Raises UsageError for values that make no sense.
     """
-    info = get_worker_info()
+    info = this_worker()
     ranks = given or _from_torch() or (parent if info is not None else None) or _from_environment(os.environ)
     rank, world_size = check_ranks(*ranks)
     if info is None:
@@ -198,8 +224,9 @@ class SharedCounts:
         self._cells = _shared(_PLACES, len(names))
 
     def add(self, name: str, count: int) -> None:
-        info = get_worker_info()
-        self._cells[0 if info is None else 1 + info.id % (_PLACES - 1), self._names.index(name)] += count
+        info = this_worker()
+        with _counting:
+            self._cells[0 if info is None else 1 + info.id % (_PLACES - 1), self._names.index(name)] += count
 
     def totals(self) -> dict[str, int]:
         return dict(zip(self._names, self._cells.sum(0).tolist(), strict=True))
@@ -211,6 +238,18 @@ class SharedCounts:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self._names, cells = state["names"], state["cells"]
         self._cells = _shared(_PLACES, len(self._names)) if cells is None else cells
+
+
+_counting = threading.Lock()
+
+
+def _after_fork() -> None:
+    global _counting
+    _counting = threading.Lock()  # a thread of the parent may have held the other
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)
 
 
 def _shared(*shape: int) -> torch.Tensor:

@@ -13,9 +13,10 @@ import pytest
 PACKAGE = Path(__file__).resolve().parent.parent / "streamio"
 
 RUNGS = (
-    {"version", "errors", "types"},
+    {"version", "errors", "memory"},
+    {"types"},
     {"rng", "seeding", "image", "world"},
-    {"order", "storage", "codecs"},
+    {"order", "storage", "codecs", "handover"},
     {"shards"},
     {"packing", "batching"},
     {"stream"},
@@ -28,7 +29,16 @@ RUNGS = (
 )
 """Files and folders of the package, from the ground up. `__init__` is `import streamio`: all public names."""
 
-TORCH = {"seeding.py", "world.py", "batching/tensors.py", "sequential.py", "stream.py", "loading/loader.py"}
+TORCH = {
+    "seeding.py",
+    "world.py",
+    "handover/structure.py",
+    "batching/tensors.py",
+    "batching/resizing.py",
+    "sequential.py",
+    "stream.py",
+    "loading/pinning.py",
+}
 """The only files that may import torch."""
 
 

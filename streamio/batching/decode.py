@@ -9,6 +9,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from streamio.batching.resizing import best_resize
 from streamio.codecs import IMAGES, codec_named, decode_image, transform_image
 from streamio.errors import DecodeError, StreamioError, UsageError
 from streamio.image import ImageOp
@@ -84,7 +85,7 @@ class FieldDecoder:
         if self.function is not None:
             return self.function(bytes(data))
         if self.codec in IMAGE_CODECS:
-            return decode_image(data, self.op, rng, out=out, max_pixels=self.max_pixels)
+            return decode_image(data, self.op, rng, out=out, max_pixels=self.max_pixels, resize=best_resize())
         return codec_named(self.codec).decode(data)
 
 
@@ -171,10 +172,10 @@ def _from_array(op: ImageOp | None, values: NDArray[Any], rng: Rng, alloc: Alloc
     if op is None:
         return values
     if op.size is None:
-        return [transform_image(picture, op, rng(i)) for i, picture in enumerate(values)]
+        return [transform_image(picture, op, rng(i), resize=best_resize()) for i, picture in enumerate(values)]
     pixels = alloc((len(values), *op.size, values.shape[3]), values.dtype)
     for i, picture in enumerate(values):
-        transform_image(picture, op, rng(i), out=pixels[i])
+        transform_image(picture, op, rng(i), out=pixels[i], resize=best_resize())
     return pixels
 
 

@@ -67,7 +67,7 @@ def _channels_first(pictures: Any) -> Any:
 def read_batch(reader: SampleReader, joiner: Joiner, picked: Picked, alloc: Alloc) -> Any:
     """The batch of some samples of one table: gathered, decoded, transformed and joined."""
     if reader.options.transform is not None or joiner.options.collate is not None:
-        made = reader.samples(picked, alloc)
+        made = reader.samples(picked)
         refuse_empty(len(picked.rows), len(made.samples), reader.last_failure)
         return joiner.samples(made.samples, reader.keys(made.picked.rows), made.picked.more, alloc)
     left, values = reader.values(picked, alloc, joined=True)

@@ -133,9 +133,9 @@ class SampleReader:
             values = {name: _take(value, kept) for name, value in values.items()}
         return picked, values
 
-    def samples(self, picked: Picked, alloc: Alloc) -> Made:
+    def samples(self, picked: Picked) -> Made:
         """One value for each sample that is left: a dict of its fields, or what the transform made of that."""
-        picked, values = self.values(picked, alloc, joined=False)
+        picked, values = self.values(picked, new_array, joined=False)
         fields: dict[str, Values] = {**values, KEY: self.table.keys(picked.rows), **picked.more}
         samples: list[Any] = list(as_samples(fields, len(picked.rows)))
         if self.options.transform is None:

@@ -3,7 +3,7 @@
 from streamio.codecs.arrays import ARRAYS, NpyHeader, as_array, is_array, npy_header
 from streamio.codecs.base import BYTES, Codec, Data, Scalar, codec_for, codec_named, register
 from streamio.codecs.naming import encode_field, stored_name
-from streamio.codecs.pixels import BACKENDS, MAX_PIXELS, decode_image, transform_image
+from streamio.codecs.pixels import BACKENDS, MAX_PIXELS, Pixels, Resize, decode_image, transform_image
 from streamio.codecs.raster import IMAGES, ImageCodec, encode_image, is_image_field
 from streamio.codecs.recode import recode
 from streamio.codecs.text import TEXTS
@@ -20,6 +20,8 @@ __all__ = [
     "Data",
     "ImageCodec",
     "NpyHeader",
+    "Pixels",
+    "Resize",
     "Scalar",
     "as_array",
     "codec_for",

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import math
 import threading
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Literal, TypeAlias
 
 import numpy as np
@@ -39,6 +39,10 @@ from streamio.image import Geometry, ImageOp
 Pixels: TypeAlias = NDArray[np.uint8]
 Mode: TypeAlias = Literal["RGB", "RGBA", "L"]
 Backend: TypeAlias = Literal["simplejpeg", "pillow"]
+
+Resize: TypeAlias = Callable[[Pixels, bool, Pixels], None]
+"""(pixels, whether to mirror them, where they go): resizes to the size of the last, bilinear and antialiased. Both
+are RGB; the last is C-contiguous, the first any part of a picture, and may be read-only."""
 
 MAX_PIXELS = 178_956_970
 """Pictures with more are refused before they are decoded: 512 MiB of RGB, the limit at which Pillow raises."""
@@ -73,6 +77,7 @@ def decode_image(
     out: Pixels | None = None,
     max_pixels: int = MAX_PIXELS,
     backend: Backend = "simplejpeg",
+    resize: Resize | None = None,
 ) -> Pixels:
     """A picture's bytes as uint8 (height, width, channels), upright; 3 channels, 4 for RGBA, 1 for L.
 
@@ -81,6 +86,7 @@ def decode_image(
     mode:    RGB drops transparency, and keeps the colour that lies beneath it. 16 bits become the upper 8.
     out:     is filled and returned; its shape must be that of the result, any strides will do.
     backend: what decodes a JPEG. simplejpeg leaves CMYK to Pillow; everything else is Pillow's anyway.
+    resize:  does it instead of Pillow, where the box is of whole pixels.
 
     Raises DecodeError for what is no picture, or cut, or damaged where the decoder can tell, or has more
     than `max_pixels` pixels; `out` is then undefined.
@@ -110,17 +116,22 @@ def decode_image(
         if as_it_is and (whole is out or (out is None and whole.flags.writeable)):
             return whole
         box = _scaled(box, head, eighths)
-    return _put(_made(whole, box, stored_size, turn), out)
+    return _make(whole, box, stored_size, turn, out, resize)
 
 
 def transform_image(
-    pixels: Pixels, op: ImageOp, rng: np.random.Generator | None = None, *, out: Pixels | None = None
+    pixels: Pixels,
+    op: ImageOp,
+    rng: np.random.Generator | None = None,
+    *,
+    out: Pixels | None = None,
+    resize: Resize | None = None,
 ) -> Pixels:
     """What `decode_image` does after decoding, for a picture that is uint8 (height, width, channels) already."""
     height, width = pixels.shape[:2]
     plan = op.plan(width, height, rng)
     size = _result_size(plan, MAX_PIXELS)
-    return _put(_made(pixels, plan.box, size, _turn(1, plan.flip)), out)
+    return _make(pixels, plan.box, size, _turn(1, plan.flip), out, resize)
 
 
 def _checked_head(data: Data, max_pixels: int) -> Head:
@@ -197,18 +208,36 @@ def _turn(orientation: int, flip: bool) -> Image.Transpose | None:
     return _MOVES.get((swap, mirror != flip, upside))
 
 
-def _made(pixels: Pixels, box: Box, size: tuple[int, int], turn: Image.Transpose | None) -> Pixels:
-    """The box of the picture in this size (before it is turned); a view where nothing has to be computed."""
+def _make(
+    pixels: Pixels,
+    box: Box,
+    size: tuple[int, int],
+    turn: Image.Transpose | None,
+    out: Pixels | None,
+    resize: Resize | None,
+) -> Pixels:
+    """The box of the picture in this size, then turned: in `out`, or in memory of its own."""
     left, top, right, bottom = box[0], box[1], box[0] + box[2], box[1] + box[3]
     x, y = max(0, math.floor(left)), max(0, math.floor(top))
     part = pixels[y : math.ceil(bottom), x : math.ceil(right)]
-    whole_pixels = part.shape[:2] == size and (x, y) == (left, top)
-    if whole_pixels and turn is None:
-        return part
+    height, width, channels = part.shape
+    inner = (max(0, left - x), max(0, top - y), min(right - x, width), min(bottom - y, height))
+    whole = inner == (0, 0, width, height)
+    if whole and size == (height, width) and turn is None:
+        return _put(part, out)
+    mirrored = turn == Image.Transpose.FLIP_LEFT_RIGHT
+    if resize is None or not whole or channels != 3 or (turn is not None and not mirrored):
+        return _put(_made_by_pillow(part, inner, size, turn), out)
+    made = out if out is not None and out.flags.c_contiguous else np.empty((*size, channels), np.uint8)
+    resize(part, mirrored, made)
+    return made if out is None or made is out else _put(made, out)
+
+
+def _made_by_pillow(part: Pixels, inner: Box, size: tuple[int, int], turn: Image.Transpose | None) -> Pixels:
+    """inner: (left, top, right, bottom) in the part."""
     grey = part.shape[2] == 1
     picture = Image.fromarray(part[:, :, 0] if grey else part)
-    if not whole_pixels:
-        inner = (max(0, left - x), max(0, top - y), min(right - x, part.shape[1]), min(bottom - y, part.shape[0]))
+    if (*inner, *size) != (0, 0, *picture.size, picture.height, picture.width):
         picture = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=inner)
     if turn is not None:
         picture = picture.transpose(turn)

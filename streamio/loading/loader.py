@@ -1,33 +1,50 @@
-"""StreamLoader: a DataLoader whose settings are right from the start, and whose errors say what happened."""
+"""StreamLoader: the batches of a data set, one epoch an iteration, made wherever that is best."""
 
 from __future__ import annotations
 
-import signal
-import threading
+import multiprocessing
+import os
 import time
-import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-import torch
-from torch.utils.data import DataLoader, IterableDataset
-from torch.utils.data._utils.signal_handling import (  # type: ignore[attr-defined]
-    _remove_worker_pids,
-)
-from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
-
-from streamio.errors import StreamioError, UsageError, WorkerDied, WorkerTimeout
+from streamio.errors import UsageError
+from streamio.loading.auto import AutoTransport
+from streamio.loading.base import Batches, Transport
 from streamio.loading.budget import PREFETCH_BYTES, batches_ahead, worker_count
-from streamio.loading.orphans import end_with_parent
-from streamio.loading.watchdog import Watchdog
+from streamio.loading.inline import InlineTransport
+from streamio.loading.pinning import PinnedBatches, pins
+from streamio.loading.processes import ProcessTransport
+from streamio.loading.threads import ThreadTransport
 from streamio.stream import BatchStream
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
+TransportName = Literal["auto", "inline", "thread", "process"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LoaderStatistics:
+    """What a loader did so far, in all epochs.
+
+    transport:   that of now: "inline", "thread" or "process". workers: its threads or processes.
+    ahead:       batches that may be made before the loop asks for them, over all workers.
+    batches:     that the loop got.
+    waited:      seconds that the loop waited for them.
+    handed_over: bytes that came through pipes; batches in shared memory are not in them.
+    """
+
+    transport: str
+    workers: int
+    ahead: int
+    batches: int
+    waited: float
+    handed_over: int
 
 
 class StreamLoader:
-    """Iterates over the batches of a `ShardDataset` or `Mixture`, made in worker processes; one epoch an iteration.
+    """Iterates over the batches of a `ShardDataset`, `Mixture` or another data set of streamio.
 
         loader = StreamLoader(ds)
         for epoch in range(10):
@@ -35,17 +52,23 @@ class StreamLoader:
 
     Epochs advance by themselves (`set_epoch` goes elsewhere) and reach workers, which live on between epochs.
     What a batch holds does not depend on any argument of the loader. A loader runs one epoch at a time: the next
-    iteration ends the one before, whose next batch is a UsageError.
+    iteration ends the one before, whose next batch is a UsageError. A copy has no workers until it is iterated.
 
-    num_workers:    processes; 0 makes batches in this one. "auto": the CPUs that are really usable (affinity,
-                    cgroup quota), shared by the ranks of the node.
+    num_workers:    processes or threads; 0 makes batches in this one. "auto": the CPUs that are really usable
+                    (affinity, cgroup quota), shared by the ranks of the node.
+    transport:      "inline" makes batches when the loop asks; "thread" in threads of this process, which suits
+                    decoders that are written in C; "process" in worker processes. "auto": processes for a given
+                    number of workers, else as the first batches cost; see `streamio.loading.auto`.
+    threads:        of each worker process. Draws from global generators do not repeat from run to run with more
+                    than 1.
     context:        "fork", "spawn" or "forkserver"; None is Python's default.
-    prefetch_bytes: memory for batches made ahead, over all workers.
+    prefetch_bytes: memory for batches made ahead, over all workers; there are 2 for each of them at least.
     pin_memory:     page-locked batches for copies to the GPU; "auto": where CUDA is available.
-    timeout:        seconds to wait for a batch before `WorkerTimeout`; 0 waits for ever.
+    timeout:        seconds to wait for a batch of a worker before `WorkerTimeout`; 0 waits for ever.
 
-    Raises, while iterating: the exception of the data set itself (not a copy of its traceback), `WorkerDied` with
-    the signal and the likely cause, `WorkerTimeout`. In each of these cases no worker is left behind.
+    Raises, while iterating: the exception of the data set itself, with a worker's traceback as a note,
+    `WorkerDied` with the signal and the likely cause, `WorkerTimeout`. In each of these cases no worker process is
+    left behind.
     """
 
     def __init__(
@@ -53,6 +76,8 @@ class StreamLoader:
         dataset: BatchStream,
         *,
         num_workers: int | Literal["auto"] = "auto",
+        transport: TransportName = "auto",
+        threads: int = 1,
         context: StartMethod | None = None,
         prefetch_bytes: int = PREFETCH_BYTES,
         pin_memory: bool | Literal["auto"] = "auto",
@@ -60,26 +85,42 @@ class StreamLoader:
     ) -> None:
         if not isinstance(dataset, BatchStream):
             raise UsageError(f"StreamLoader reads a data set of streamio, not {type(dataset).__name__}")
-        if context not in (None, *get_args(StartMethod)):
-            raise UsageError(f"context={context!r}", fix=f"Use one of {', '.join(get_args(StartMethod))}, or None")
-        if not isinstance(timeout, int | float) or timeout < 0:
-            raise UsageError(f"timeout={timeout!r}", fix="Give seconds, or 0 to wait for ever")
+        self._options: dict[str, Any] = {
+            "num_workers": num_workers, "transport": transport, "threads": threads, "context": context,
+            "prefetch_bytes": prefetch_bytes, "pin_memory": pin_memory, "timeout": timeout,
+        }  # fmt: skip
+        _check(**self._options)
+        if not dataset.in_any_order and (transport == "thread" or threads > 1):
+            raise UsageError(
+                f"threads for a {type(dataset).__name__}, which reads its shards from front to back",
+                fix="Use transport='process' with threads=1: each worker has shards of its own",
+            )
         self.dataset = dataset
-        self.num_workers = worker_count(num_workers)
-        self._timeout = timeout
-        self._iterations = 0
+        self.num_workers = 0 if transport == "inline" else worker_count(num_workers, threads)
+        self._transport = self._make_transport()
+        self._pins = pins(pin_memory)
+        self._current: Batches | None = None
+        self._iterations, self._ended_by = 0, ""
         self._at: tuple[int, int] | None = None  # epoch, batches of it that the loop got
-        ahead = batches_ahead(dataset.batch_bytes(), max(1, self.num_workers), prefetch_bytes)
-        workers: dict[str, Any] = {}
-        if self.num_workers:
-            workers = {
-                "num_workers": self.num_workers, "persistent_workers": True, "prefetch_factor": ahead,
-                "multiprocessing_context": context, "worker_init_fn": end_with_parent,
-            }  # fmt: skip
-        pin = torch.cuda.is_available() if pin_memory == "auto" else pin_memory
-        self._loader = DataLoader(
-            _Guarded(dataset), batch_size=None, collate_fn=_as_it_is, pin_memory=pin, **workers
-        )
+        self._batches, self._waited = 0, 0.0
+
+    def _make_transport(self) -> Transport:
+        options, name = self._options, self._options["transport"]
+        if name == "auto":
+            name = "inline" if self.num_workers == 0 else "process"
+            if self._options["num_workers"] == "auto":
+                name = "inline" if multiprocessing.current_process().daemon else "auto"
+        if name == "inline":
+            return InlineTransport(self.dataset)
+        workers, threads, budget = self.num_workers, options["threads"], options["prefetch_bytes"]
+        ahead = batches_ahead(self.dataset.batch_bytes(), workers, budget)
+        if name == "thread":
+            return ThreadTransport(self.dataset, threads=workers, ahead=ahead, timeout=options["timeout"])
+        processes = ProcessTransport(
+            self.dataset, workers=workers, threads=threads, ahead=max(ahead, threads + 1),
+            slot_bytes=2 * budget // workers, context=options["context"], timeout=options["timeout"],
+        )  # fmt: skip
+        return AutoTransport(self.dataset, processes) if name == "auto" else processes
 
     def __len__(self) -> int:
         """Batches of one epoch; exact."""
@@ -107,171 +148,108 @@ class StreamLoader:
     def __iter__(self) -> Iterator[Any]:
         with suppress(TypeError):  # an epoch of unknown length
             len(self)  # whatever makes an epoch impossible is raised here, before any worker starts
-        return self._batches()
+        return self._epoch()
 
-    def _batches(self) -> Iterator[Any]:
-        self._iterations += 1
-        mine = self._iterations
-        epoch = self.dataset.epoch
-        self._at = (epoch, 0)
-        with Watchdog(self._timeout, self._kill_workers) as watchdog:
-            for number, batch in enumerate(self._delivered(watchdog), 1):
-                self._at = (epoch, number)
-                yield batch
-                if self._iterations != mine:
-                    raise UsageError(
-                        "another iteration over this StreamLoader has begun, which ended this one",
-                        fix="For two epochs at a time, make a StreamLoader (and a data set) for each",
-                    )
-                watchdog.pat()
-
-    def _delivered(self, watchdog: Watchdog) -> Iterator[Any]:
-        """The batches of the workers; no worker is left where they end with an error."""
+    def _epoch(self) -> Iterator[Any]:
+        mine, process = self._end_current("another iteration over this StreamLoader has begun"), os.getpid()
+        at = self.dataset.begin_epoch()
+        self._at = (at.epoch, 0)
+        batches = self._transport.begin(at)
+        self._current = batches = PinnedBatches(batches) if self._pins else batches
+        number = 0
         try:
-            watchdog.pat()
-            for batch in _prepared(iter(self._loader)):
-                watchdog.rest()
-                if isinstance(batch, _Raised):
-                    raise batch.error
+            for batch in self._timed(batches):
+                number += 1
+                self._at = (at.epoch, number)
                 yield batch
-        except StreamioError:
-            self._kill()
-            raise
-        except (RuntimeError, OSError, EOFError) as error:
-            explained = self._timed_out() if watchdog.barked else self._death()
-            self._kill()
-            if explained is None:
-                raise
-            raise explained from error
+                del batch  # else its memory is not free while the next one is made
+                self._check_turn(mine, process)
+        finally:
+            if mine == self._iterations and process == os.getpid():
+                batches.close()
 
-    def _timed_out(self) -> WorkerTimeout:
-        return WorkerTimeout(
-            f"no worker delivered a batch within {self._timeout:g} seconds",
-            fix="A worker hangs or storage stalls: look at the workers with 'py-spy dump', or raise timeout=",
-        )
+    def _timed(self, batches: Batches) -> Iterator[Any]:
+        """The batches, counted, with the time that they were waited for."""
+        while True:
+            begin = time.perf_counter()
+            try:
+                batch = next(batches)
+            except StopIteration:
+                return
+            finally:
+                self._waited += time.perf_counter() - begin
+            self._batches += 1
+            yield batch
+            del batch
 
-    def _death(self) -> WorkerDied | None:
-        """What became of a worker that ended by itself, or None if all live.
+    def _end_current(self, why: str) -> int:
+        """End the iteration that may be under way; the number of the next one."""
+        self._iterations, self._ended_by = self._iterations + 1, why
+        current, self._current = self._current, None
+        if current is not None:
+            current.close()
+        return self._iterations
 
-        A connection breaks a moment before the exit code of who broke it can be read.
-        """
-        deadline = time.monotonic() + 0.5
-        while time.monotonic() < deadline:
-            for worker in self._workers():
-                if worker.exitcode is not None:
-                    return WorkerDied(f"worker process {worker.pid} {_how_it_ended(worker.exitcode)}")
-            time.sleep(0.01)
-        return None
+    def _check_turn(self, number: int, process: int) -> None:
+        if os.getpid() != process:
+            raise UsageError("this iteration began in another process", fix="Iterate over the loader anew")
+        if number != self._iterations:
+            raise UsageError(
+                f"{self._ended_by}, which ended this one",
+                fix="For two epochs at a time, make a StreamLoader (and a data set) for each",
+            )
+
+    def statistics(self) -> LoaderStatistics:
+        """What was delivered so far, and by whom."""
+        counts = self._transport.counts()
+        return LoaderStatistics(
+            transport=counts.name, workers=counts.workers, ahead=counts.ahead, handed_over=counts.handed_over,
+            batches=self._batches, waited=self._waited,
+        )  # fmt: skip
 
     def worker_pids(self) -> list[int]:
         """Process ids of the workers that live now."""
-        return [w.pid for w in self._workers() if w.is_alive()]
+        return self._transport.pids()
 
     def close(self) -> None:
         """End the workers and wait for them. The next iteration starts new ones."""
-        iterator, self._loader._iterator = self._loader._iterator, None
-        if isinstance(iterator, _MultiProcessingDataLoaderIter):
-            iterator._shutdown_workers()
+        self._end_current("the StreamLoader was closed")
+        self._transport.close()
 
-    def _kill(self) -> None:
-        """End the workers although one of them died or hangs: a stopped process would not hear a request."""
-        self._kill_workers()
-        self.close()
-
-    def _kill_workers(self) -> None:
-        for worker in self._workers():
-            worker.kill()
-
-    def _workers(self) -> list[Any]:
-        return list(getattr(self._loader._iterator, "_workers", ()))
+    def __reduce__(self) -> Any:
+        return _rebuild, (self.dataset, self._options)
 
     def __repr__(self) -> str:
         return f"StreamLoader({self.dataset!r}, num_workers={self.num_workers})"
 
 
-def _as_it_is(batch: Any) -> Any:
-    """In the place of torch's default, which walks through the batch and makes lists of its tuples."""
-    return batch
+def _rebuild(dataset: BatchStream, options: dict[str, Any]) -> StreamLoader:
+    return StreamLoader(dataset, **options)
 
 
-def _prepared(iterator: Any) -> Any:
-    """Take the workers from torch's handler of SIGCHLD, which would raise wherever the training loop then is.
-
-    torch also looks after them every 5 seconds while it waits for a batch, and raises there.
-    """
-    if isinstance(iterator, _MultiProcessingDataLoaderIter) and iterator._worker_pids_set:
-        _remove_worker_pids(id(iterator))
-        iterator._worker_pids_set = False
-        iterator._workers_done_event = _OneWayEvent(iterator._workers_done_event)  # type: ignore[assignment]
-    return iterator
-
-
-class _OneWayEvent:
-    """What tells the workers to end, without the trust that they are well.
-
-    They look at the event before each batch. One that is killed or stopped just then takes its lock along, and
-    whoever asks for it would wait for ever.
-    """
-
-    def __init__(self, shared: Any) -> None:
-        self._shared = shared
-        self._is_set = False
-
-    def is_set(self) -> bool:
-        return self._is_set
-
-    def set(self) -> None:
-        self._is_set = True
-        sender = threading.Thread(target=self._shared.set, name="streamio-end", daemon=True)
-        sender.start()
-        sender.join(1)
-
-
-class _Raised:
-    """An exception on its way from a worker, at the place of the batch that it stopped."""
-
-    def __init__(self, error: StreamioError) -> None:
-        self.error = error
-        if error.__cause__ is not None:  # a cause does not travel; its traceback is what the user looks for
-            error.add_note("".join(traceback.format_exception(error.__cause__)))
-
-
-class _Guarded(IterableDataset[Any]):
-    """The data set, with its own exceptions handed over as values: a DataLoader would only copy their text."""
-
-    def __init__(self, dataset: BatchStream) -> None:
-        self._dataset = dataset
-
-    def __len__(self) -> int:
-        return len(self._dataset)
-
-    def __iter__(self) -> Iterator[Any]:
-        return self._guard(iter(self._dataset))
-
-    def _guard(self, batches: Iterator[Any]) -> Iterator[Any]:
-        try:
-            yield from batches
-        except StreamioError as error:
-            yield _Raised(error)
-
-
-_CAUSES: dict[int, str] = {
-    signal.SIGKILL: "likely out of memory: look at 'dmesg', use fewer workers or smaller batches",
-    signal.SIGBUS: "likely /dev/shm is full, or a shard was cut while it was read: look at 'df /dev/shm'",
-    signal.SIGSEGV: "a fault in a library: run with num_workers=0 and 'python -X faulthandler'",
-    signal.SIGTERM: "somebody ended it: a job scheduler, or the training script",
-}
-
-
-def _how_it_ended(exitcode: int) -> str:
-    if exitcode == 0:
-        return "ended by itself: a transform called exit(), or it was interrupted (Ctrl-C)"
-    if exitcode > 0:
-        return (
-            f"ended with exit code {exitcode}: look at what it printed. Under spawn and forkserver a script must "
-            "start its training below 'if __name__ == \"__main__\":'; else run with num_workers=0"
+def _check(
+    *, num_workers: Any, transport: Any, threads: Any, context: Any, prefetch_bytes: Any, timeout: Any, **_: Any
+) -> None:
+    """Raise UsageError for options that make no sense, alone or together."""
+    if context not in (None, *get_args(StartMethod)):
+        raise UsageError(f"context={context!r}", fix=f"Use one of {', '.join(get_args(StartMethod))}, or None")
+    if transport not in get_args(TransportName):
+        raise UsageError(f"transport={transport!r}", fix=f"Use one of {', '.join(get_args(TransportName))}")
+    if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0:
+        raise UsageError(f"timeout={timeout!r}", fix="Give seconds, or 0 to wait for ever")
+    if isinstance(prefetch_bytes, bool) or not isinstance(prefetch_bytes, int) or prefetch_bytes < 0:
+        raise UsageError(f"prefetch_bytes={prefetch_bytes!r}", fix="Give a number of bytes")
+    if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
+        raise UsageError(f"threads={threads!r}", fix="Give a number of at least 1: threads of each worker process")
+    number = worker_count(num_workers)
+    if transport == "inline" and num_workers not in ("auto", 0):
+        raise UsageError(f"num_workers={num_workers} with transport='inline'", fix="Leave one of them out")
+    if transport in ("thread", "process") and number == 0:
+        raise UsageError(
+            f"num_workers=0 with transport={transport!r}", fix="Use transport='inline', or more workers"
         )
-    number = -exitcode
-    name = signal.Signals(number).name if number in set(signal.Signals) else "unknown"
-    cause = _CAUSES.get(number, "run with num_workers=0 to see what it was doing")
-    return f"was killed by signal {number} ({name}); {cause}"
+    if threads > 1 and (transport in ("thread", "inline") or number == 0):
+        raise UsageError(
+            f"threads={threads} without worker processes, whose threads they are",
+            fix="For threads of this process use transport='thread' and num_workers=",
+        )

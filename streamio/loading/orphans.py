@@ -8,12 +8,12 @@ import threading
 from multiprocessing.connection import wait
 
 
-def end_with_parent(worker: int) -> None:
-    """Called in a worker: ends it within a second of its parent's death, wherever it waits then.
+def end_with_parent() -> None:
+    """Called in a worker: ends it within a second of its parent's death, whatever it does then.
 
-    torch's workers look at their parent between two batches only. One that waits to write into a full pipe waits
-    for ever, since its siblings keep the other end open; and under forkserver its parent is the server, which lives
-    as long as the workers do. The sentinel is right but where siblings, forked later, hold it open: hence both.
+    One that waits for commands sees its pipe close, but a user's function may never return. Under forkserver the
+    parent is the server, which lives as long as the workers do; the sentinel is right but where siblings, forked
+    later, hold it open: hence both.
     """
     parent, made_by = multiprocessing.parent_process(), os.getppid()
     assert parent is not None

@@ -66,6 +66,7 @@ class Plan:
                 "drop"  they are left out of this epoch;
                 "pad"   the last step is filled up with the first samples of the order, marked in `valid`.
     start:      positions of this epoch that were done before, on whatever topology; the plan shares out the rest.
+    fill_from:  position from which "pad" fills up, for orders that know nothing of those before `start`.
     mark:       numbers that `order` was made with and that a state must keep beside the position.
 
     Raises UsageError for values out of range, and TailError where "even" cannot be: fewer samples than ranks,
@@ -84,6 +85,7 @@ class Plan:
     block_samples: int = BLOCK_SAMPLES
     repeat: int = 1
     order: Order | None = None
+    fill_from: int = 0
     mark: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
@@ -215,7 +217,7 @@ class Plan:
             return positions
         over = positions - self.samples
         again = over // self.lanes * self.lanes + positions % self.lanes
-        return np.where(behind, again % self.samples, positions)
+        return np.where(behind, self.fill_from + again % (self.samples - self.fill_from), positions)
 
 
 def check_count(name: str, value: object) -> None:

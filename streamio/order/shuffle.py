@@ -115,13 +115,19 @@ class _Blocks:
 
     def __call__(self, places: Rows) -> Rows:
         block = np.searchsorted(self._edges, places, side="right") - 1
+        blocks = present(block)
+        if len(blocks) == 1:  # the usual case, in half of the time
+            return self._line.rows(self._mixed(places, blocks[0]))
         mixed = np.empty_like(places)
-        for b in present(block):
+        for b in blocks:
             here = block == b
-            start, stop = int(self._edges[b]), int(self._edges[b + 1])
-            key = derive_key(self._seed, self._epoch, _SAMPLES, b)
-            mixed[here] = start + permute(places[here] - start, stop - start, key)
+            mixed[here] = self._mixed(places[here], b)
         return self._line.rows(mixed)
+
+    def _mixed(self, places: Rows, block: int) -> Rows:
+        start, stop = int(self._edges[block]), int(self._edges[block + 1])
+        key = derive_key(self._seed, self._epoch, _SAMPLES, block)
+        return start + permute(places - start, stop - start, key)
 
 
 def _block_edges(line_starts: NDArray[np.int64], total: int, block: int) -> NDArray[np.int64]:

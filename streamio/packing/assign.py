@@ -108,8 +108,11 @@ def _by_hash(keys: Sequence[str], rows: NDArray[np.int64], seed: int) -> Rows:
     """`rows` sorted by hash of (seed, key); equal hashes by key."""
     word = seed & 0xFFFFFFFFFFFFFFFF
     names = [keys[row].encode("utf-8", "surrogateescape") for row in rows.tolist()]
-    hashes = [xxhash.xxh3_64_intdigest(name, word) for name in names]
-    places = sorted(range(len(names)), key=lambda at: (hashes[at], names[at]))
+    hashes = np.array([xxhash.xxh3_64_intdigest(name, word) for name in names], np.uint64)
+    places = np.argsort(hashes, kind="stable")
+    ordered = hashes[places]
+    if (ordered[1:] == ordered[:-1]).any():
+        places = np.array(sorted(range(len(names)), key=lambda at: (hashes[at], names[at])))
     return np.asarray(rows[places], np.int64)
 
 

@@ -23,11 +23,13 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection, wait
+from types import TracebackType
 from typing import Any, TypeAlias
 
 from streamio.errors import StreamioError, WorkerDied, WorkerError
+from streamio.packing.pieces import Task, Tasks
 from streamio.packing.walk import Tick
-from streamio.packing.write import Job, ShardDone, write_shard
+from streamio.packing.write import Job, Join, PieceDone, ShardDone, perform, write_shard
 
 _Pipe: TypeAlias = "Connection[Any, Any]"
 
@@ -43,49 +45,75 @@ def usable_cpus() -> int:
 
 
 def run(jobs: Sequence[Job], workers: int, tick: Tick, *, inherit: Sequence[int] = ()) -> list[ShardDone]:
-    """Do all jobs; results in the order of the jobs, whoever did them.
+    """Do all jobs with a team of their own; see `Team`."""
+    with Team(workers, inherit) as team:
+        return team.run(jobs, tick)
+
+
+class Team:
+    """Up to so many workers. A context: when it is left they are gone.
 
     inherit: file descriptors that the workers keep open (the lock of the output).
-    Raises what a job raised, and WorkerDied, naming the shard, if a worker ends without being told to. Then
-    all workers are gone.
     """
-    if workers <= 1 or len(jobs) <= 1:
-        return [write_shard(job, tick) for job in jobs]
-    done: list[ShardDone | None] = [None] * len(jobs)
-    team: list[_Worker] = []
-    try:
-        for _ in range(min(workers, len(jobs))):
-            team.append(_Worker(inherit))  # noqa: PERF401  (those that did start must be ended)
-        for number, result in _work(team, jobs, tick):
-            done[number] = result
-    finally:
-        for worker in team:
+
+    def __init__(self, size: int, inherit: Sequence[int] = ()) -> None:
+        self._size = size
+        self._inherit = inherit
+        self._workers: list[_Worker] = []
+
+    def __enter__(self) -> Team:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for worker in self._workers:
             worker.kill()
-    return [result for result in done if result is not None]
 
+    def start(self, count: int) -> None:
+        """Have so many workers, if the team may. Early, as each takes a while until it is ready."""
+        if count > 1:
+            while len(self._workers) < min(count, self._size):
+                self._workers.append(_Worker(self._inherit))
 
-def _work(team: list[_Worker], jobs: Sequence[Job], tick: Tick) -> Iterator[tuple[int, ShardDone]]:
-    """Hand out jobs in order, one to each worker that is free; gives results as they come."""
-    waiting = iter(enumerate(jobs))
-    busy: dict[_Pipe, tuple[_Worker, int]] = {}
-    for worker, (number, job) in zip(team, waiting, strict=False):
-        worker.send(job)
-        busy[worker.pipe] = worker, number
-    while busy:
-        for pipe in wait(list(busy)):
-            worker, number = busy[pipe]  # type: ignore[index]
-            kind, answer = worker.receive(jobs[number])
-            if kind == "tick":
-                tick(*answer)
-                continue
-            if kind == "error":
-                raise answer
-            yield number, answer
-            del busy[worker.pipe]
-            for following, job in waiting:
-                worker.send(job)
-                busy[worker.pipe] = worker, following
-                break
+    def run(self, jobs: Sequence[Job], tick: Tick) -> list[ShardDone]:
+        """Do all jobs; results in the order of the jobs, whoever did them.
+
+        Raises what a job raised, and WorkerDied, naming the shard, if a worker ends without being told to.
+        """
+        tasks = Tasks(jobs, self._size)
+        crew = min(tasks.workers, len(tasks))
+        if crew <= 1:
+            return [write_shard(job, tick) for job in jobs]
+        self.start(crew)
+        done = dict(self._work(tasks, tick))
+        return [done[at] for at in range(len(jobs))]
+
+    def _work(self, tasks: Tasks, tick: Tick) -> Iterator[tuple[int, ShardDone]]:
+        """Hand out tasks in order, one to each worker that is free; gives results as they come."""
+        free = self._workers[::-1]
+        busy: dict[_Pipe, tuple[_Worker, Task]] = {}
+        while True:
+            while free and (task := tasks.next()):
+                worker = free.pop()
+                worker.send(task.what)
+                busy[worker.pipe] = worker, task
+            if not busy:
+                return
+            for pipe in wait(list(busy)):
+                worker, task = busy[pipe]  # type: ignore[index]
+                kind, answer = worker.receive(task.what)
+                if kind == "tick":
+                    tick(*answer)
+                    continue
+                if kind == "error":
+                    raise answer
+                if isinstance(answer, PieceDone):
+                    tasks.add(task, answer)
+                else:
+                    yield task.at, answer
+                del busy[worker.pipe]
+                free.append(worker)
 
 
 class _Worker:
@@ -101,6 +129,7 @@ class _Worker:
                 stdout=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(), *inherit),
                 process_group=0,  # a Ctrl-C in the terminal goes to the parent alone
+                env=os.environ | {"OPENBLAS_NUM_THREADS": "1"},  # numpy would start a thread for each CPU
             )
         except OSError as error:
             self.pipe.close()
@@ -108,13 +137,13 @@ class _Worker:
         finally:
             theirs.close()
 
-    def send(self, job: Job) -> None:
+    def send(self, job: Job | Join) -> None:
         try:
             self.pipe.send(job)
         except (BrokenPipeError, ConnectionResetError):
             raise self._died(job) from None
 
-    def receive(self, job: Job) -> tuple[str, Any]:
+    def receive(self, job: Job | Join) -> tuple[str, Any]:
         try:
             message: tuple[str, Any] = self.pipe.recv()
         except (EOFError, ConnectionResetError):
@@ -128,7 +157,7 @@ class _Worker:
             self._process.kill()
         self._process.wait()
 
-    def _died(self, job: Job) -> WorkerDied:
+    def _died(self, job: Job | Join) -> WorkerDied:
         code = self._process.wait()
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         hint = "Perhaps the memory ran out: " if code == -signal.SIGKILL else ""
@@ -142,7 +171,7 @@ def serve(descriptor: int) -> None:
     """Do jobs until the pipe is closed. Runs in the worker."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     pipe: _Pipe = Connection(descriptor)
-    jobs: queue.SimpleQueue[Job] = queue.SimpleQueue()
+    jobs: queue.SimpleQueue[Job | Join] = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(pipe, jobs.put), daemon=True).start()
 
     def tell(kind: str, answer: Any) -> None:
@@ -154,7 +183,7 @@ def serve(descriptor: int) -> None:
     while True:
         job = jobs.get()
         try:
-            tell("done", write_shard(job, lambda *counts: tell("tick", counts)))
+            tell("done", perform(job, lambda *counts: tell("tick", counts)))
         except StreamioError as error:
             tell("error", error)
         except Exception as error:
@@ -162,7 +191,7 @@ def serve(descriptor: int) -> None:
             tell("error", WorkerError(f"a worker process failed on shard {job.number}: {error!r}\n{text}"))
 
 
-def _listen(pipe: _Pipe, put: Callable[[Job], None]) -> None:
+def _listen(pipe: _Pipe, put: Callable[[Job | Join], None]) -> None:
     """Receive jobs; end the process at once when the parent is done or gone, even in the middle of a job."""
     try:
         while True:

@@ -13,7 +13,8 @@ from streamio.codecs.sniff import read_head
 from streamio.errors import InputError, UsageError, where
 from streamio.packing.assign import ShardTask, assign
 from streamio.packing.commit import FOLDERS, NewSet, Output
-from streamio.packing.engines import run
+from streamio.packing.engines import Team
+from streamio.packing.pieces import FIELD, worth
 from streamio.packing.report import (
     Meter,
     PackReport,
@@ -40,7 +41,7 @@ from streamio.packing.write import (
     raw_name,
     read_file,
 )
-from streamio.shards.pictures import IMAGE
+from streamio.shards.base import IMAGE
 
 PathLike = str | os.PathLike[str]
 
@@ -83,7 +84,8 @@ def pack(
     shard_size, shard_samples: where a shard ends; one of the two (default 256 MB). Sizes are those of the
              files on disk, so they are an upper limit where pictures are made smaller.
     shuffle: the order in the shards (default: yes if samples have labels); it depends on `seed` and keys only.
-    workers: processes that write (default: the CPUs that may be used). They change nothing but the time.
+    workers: processes that write, at most (default: the CPUs that may be used); one where there is little to
+             do. They change nothing but the time.
     val:     share of the samples for a second set; then OUT/train and OUT/val are sets, split by label alike.
     include, exclude: patterns (`*.jpg`, `cat/*`) of the files to pack and to leave out; case does not count.
     labels:  a table as in `src` that gives the files of a folder their labels and further fields.
@@ -111,20 +113,21 @@ def pack(
     meter = Meter(progress)
     if dry_run:
         return _Pack(request, meter, started).rehearse()
-    with Output(request.out, overwrite=overwrite) as output:
-        return _Pack(request, meter, started).perform(output)
+    with Output(request.out, overwrite=overwrite) as output, Team(request.workers, (output.lock,)) as team:
+        return _Pack(request, meter, started, team).perform(output, team)
 
 
 class _Pack:
     """One run: what was found and dealt, and what comes of it."""
 
-    def __init__(self, request: Request, meter: Meter, started: float) -> None:
+    def __init__(self, request: Request, meter: Meter, started: float, team: Team | None = None) -> None:
         self._request = request
         self._meter = meter
         self._started = started
+        self._team = team
         self._scan = scan(
             request.src, layout=request.layout, include=request.include, exclude=request.exclude,
-            labels=request.labels, classes=request.classes, tick=meter.add,
+            labels=request.labels, classes=request.classes, tick=self._scanned,
         )  # fmt: skip
         meter.finish("scan")
         _refuse(self._scan, request)
@@ -153,13 +156,17 @@ class _Pack:
         fields = {self._options.raw.get(name, name) for name in files} | set(self._options.stored)
         return self._report(splits, in_order(fields), self._scan.bad, dry_run=True)
 
-    def perform(self, output: Output) -> PackReport:
-        self._meter.start(
-            "write", samples=len(self._samples), files=sum(len(sample.files) for sample in self._samples),
-            bytes=sum(sample.bytes for sample in self._samples),
-        )  # fmt: skip
+    def _scanned(self, samples: int, files: int, bytes: int) -> None:
+        """Files were found. Where there is work for several workers they start while it goes on."""
+        self._meter.add(samples, files, bytes)
+        if self._team is not None and self._request.format.in_pieces:
+            self._team.start(worth(self._meter.bytes + FIELD * self._meter.files, self._request.workers))
+
+    def perform(self, output: Output, team: Team) -> PackReport:
+        found = [size for sample in self._samples for _, _, size in sample.files]
+        self._meter.start("write", samples=len(self._samples), files=len(found), bytes=sum(found))
         jobs = [self._job(task, output) for task in self._tasks]
-        done = run(jobs, self._request.workers, self._meter.add, inherit=(output.lock,))
+        done = team.run(jobs, self._meter.add)
         skipped = (*self._scan.bad, *(item for shard in done for item in shard.skipped))
         sets = self._sets(done, skipped)
         self._meter.finish("commit")
@@ -297,16 +304,25 @@ def _picture_sizes(found: Scan, raw: Mapping[str, str]) -> dict[str, Example]:
 
 def _footprints(samples: Sequence[Sample], request: Request, options: Options) -> list[int]:
     """Bytes that each sample adds to a shard."""
-    footprint = request.format.footprint
     decoded = _decoded_bytes(options)
+    known: dict[tuple[int, ...], int] = {}  # many small files, few sizes
+    labels: dict[tuple[str, int], int] = {}
     sizes: list[int] = []
     for sample in samples:
-        own = (
-            [decoded(name, size) for name, _, size in sample.files] if decoded else [s for _, _, s in sample.files]
-        )
-        with where(key=shown(sample.key)):
-            own += [len(encode_field(options.stored[name], value)) for name, value in sample.values]
-        sizes.append(footprint(own))
+        own = [decoded(name, size) if decoded else size for name, _, size in sample.files]
+        for name, value in sample.values:
+            length = labels.get((name, value)) if type(value) is int else None
+            if length is None:
+                with where(key=shown(sample.key)):
+                    length = len(encode_field(options.stored[name], value))
+                if type(value) is int:
+                    labels[name, value] = length
+            own.append(length)
+        of_all = tuple(own)
+        size = known.get(of_all)
+        if size is None:
+            size = known[of_all] = request.format.footprint(own)
+        sizes.append(size)
     return sizes
 
 

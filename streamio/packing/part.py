@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from streamio.codecs import as_array, codec_for, encode_field
 from streamio.codecs.arrays import NpyCodec
 from streamio.codecs.text import NumberCodec
 from streamio.errors import DecodeError
-from streamio.shards.base import ShardFormat
+from streamio.shards.base import PieceWriter, ShardFormat
 from streamio.shards.columns import ColumnBuilder
 from streamio.shards.index import INDEX_SUFFIX, MISSING
 from streamio.shards.manifest import file_checksum
@@ -44,14 +44,36 @@ class PartDone:
     fields: Mapping[str, FieldFacts]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """Some of the samples of a shard, written to a file of their own. place: what the format knows of them."""
+
+    path: str
+    samples: int
+    columns: ColumnBuilder
+    place: Any
+
+
 class Part:
-    """Collects one shard. Calls: `add` any number of times, then `finish` or `abort`, once."""
+    """Collects one shard. Calls: `add` any number of times, then `finish`, or `cut` if it is only a piece; or
+    `take` for each piece, then `finish`; or `abort`, at any time."""
 
     def __init__(self, path: str, format: ShardFormat) -> None:
         self._path = path
         self._writer = format.create(Path(path))
         self._columns = ColumnBuilder()
         self.samples = 0
+
+    def cut(self) -> Piece:
+        """End the file as a piece. Only of formats that have pieces."""
+        place = cast(PieceWriter, self._writer).cut()
+        return Piece(path=self._path, samples=self.samples, columns=self._columns, place=place)
+
+    def take(self, piece: Piece) -> None:
+        """Append a piece, whose file is gone then."""
+        cast(PieceWriter, self._writer).append(Path(piece.path), piece.place)
+        self._columns.extend(piece.columns)
+        self.samples += piece.samples
 
     def add(self, key: str, fields: Mapping[str, Stored]) -> None:
         """Append a sample: stored name -> value from `as_stored`, in the order of writing."""
@@ -72,7 +94,7 @@ class Part:
         }
         return PartDone(
             path=self._path, samples=index.samples, bytes=index.shard_bytes, fields=fields,
-            checksum=file_checksum(self._path), index_checksum=file_checksum(self._path + INDEX_SUFFIX),
+            checksum=self._writer.checksum(), index_checksum=file_checksum(self._path + INDEX_SUFFIX),
         )  # fmt: skip
 
     def abort(self) -> None:

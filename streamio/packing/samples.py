@@ -5,25 +5,28 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from streamio.codecs.base import BYTES, codec_for
 from streamio.codecs.raster import is_image_field
 from streamio.packing.report import Skipped, named, plural, shown
 
+File: TypeAlias = tuple[str, str, int]
+"""(field, path below the root of the scan, bytes on disk)."""
+
 
 class Sample(NamedTuple):
     """One sample before it is read. A tuple, since there may be millions.
 
-    files:  (field, path below the root of the scan, bytes on disk), in the order of writing.
+    files:  in the order of writing.
     values: (field, value) for what comes from folders and tables: `("cls", 3)`.
     """
 
     key: str
-    files: tuple[tuple[str, str, int], ...]
+    files: tuple[File, ...]
     values: tuple[tuple[str, Any], ...] = ()
 
     @property
@@ -32,7 +35,7 @@ class Sample(NamedTuple):
 
     def value(self, name: str) -> Any:
         """The value of a field that does not come from a file, or None."""
-        return dict(self.values).get(name)
+        return next((value for own, value in self.values if own == name), None) if self.values else None
 
 
 NO_EXTENSION = "bin"
@@ -87,34 +90,36 @@ def in_order(fields: Iterable[str]) -> list[str]:
 
 @dataclass(slots=True)
 class Groups:
-    """Files that belong together: by key, then by field (path, bytes on disk).
+    """Files that belong together, by key.
 
     bad: paths that cannot be packed, and why. A sample one of whose files is bad is not in `samples`.
     """
 
-    samples: dict[str, dict[str, tuple[str, int]]] = field(default_factory=dict)
+    samples: dict[str, tuple[File, ...]] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
 
     def skipped(self) -> tuple[Skipped, ...]:
         return tuple(Skipped(shown(path), self.bad[path]) for path in sorted(self.bad, key=encoded))
 
 
-def group(files: Iterable[tuple[str, int]], bad: Mapping[str, str]) -> Groups:
-    """Files grouped by key. Empty pictures, and files that differ only in the case of their extension, are bad."""
+def group(files: Iterable[tuple[str, File]], bad: Mapping[str, str]) -> Groups:
+    """Files (each with its key) grouped by key. Empty pictures, and files that differ only in the case of their
+    extension, are bad."""
     groups = Groups(bad=dict(bad))
+    samples = groups.samples
     lost = {split_name(path)[0] for path in bad}
-    for path, size in files:
-        key, name = split_name(path)
-        fields = groups.samples.setdefault(key, {})
-        if name in fields:
-            groups.bad[path] = f"gives the same key and field as {shown(fields[name][0])}"
+    for key, file in files:
+        before = samples.get(key, ())
+        twin = next((path for name, path, _ in reversed(before) if name == file[0]), None) if before else None
+        if twin is not None:
+            groups.bad[file[1]] = f"gives the same key and field as {shown(twin)}"
             lost.add(key)
-        elif trouble := empty_picture(name, size):
-            groups.bad[path] = trouble
+        elif not file[2] and (trouble := empty_picture(file[0], 0)):
+            groups.bad[file[1]] = trouble
             lost.add(key)
-        fields[name] = (path, size)
+        samples[key] = (*before, file) if before else (file,)
     for key in lost:
-        groups.samples.pop(key, None)
+        samples.pop(key, None)
     return groups
 
 
@@ -123,11 +128,10 @@ def empty_picture(name: str, size: int) -> str:
     return "zero bytes" if size == 0 and is_image_field(name) else ""
 
 
-def sample(key: str, fields: Mapping[str, tuple[str, int]], values: tuple[tuple[str, Any], ...]) -> Sample:
-    if len(fields) == 1:
-        ((name, (path, size)),) = fields.items()
-        return Sample(key, ((name, path, size),), values)
-    return Sample(key, tuple((name, *fields[name]) for name in in_order(fields)), values)
+def sample(key: str, files: tuple[File, ...], values: tuple[tuple[str, Any], ...]) -> Sample:
+    if len(files) > 1:
+        files = tuple(sorted(files, key=lambda file: (not is_media(file[0]), file[0])))
+    return Sample(key, files, values)
 
 
 def encoded(name: str) -> bytes:
@@ -135,20 +139,31 @@ def encoded(name: str) -> bytes:
     return os.fsencode(name)
 
 
+def in_byte_order(names: Collection[str]) -> list[str]:
+    """Sorted by `encoded`; where all are ASCII the text itself has that order."""
+    return sorted(names) if all(map(str.isascii, names)) else sorted(names, key=encoded)
+
+
 def field_notes(samples: Sequence[Sample]) -> list[str]:
     """What looks odd about the fields of all samples, as sentences."""
     kinds: Counter[tuple[str, ...]] = Counter()
+    single: Counter[str] = Counter()
     keys = {item.key for item in samples}
     twice: list[str] = []
     parts: list[str] = []
     for item in samples:
-        names = tuple(name for name, _, _ in item.files)
-        kinds[names] += 1
-        if len(names) > 1 and sum(map(is_image_field, names)) > 1:
-            twice.append(item.key)
-        stem, dot, end = item.key.rpartition(".")
-        if dot and "/" not in end and stem in keys:
-            parts.append(item.files[0][1])
+        if len(item.files) == 1:
+            single[item.files[0][0]] += 1
+        else:
+            names = tuple(name for name, _, _ in item.files)
+            kinds[names] += 1
+            if sum(map(is_image_field, names)) > 1:
+                twice.append(item.key)
+        if "." in item.key:
+            stem, _, end = item.key.rpartition(".")
+            if "/" not in end and stem in keys:
+                parts.append(item.files[0][1])
+    kinds.update({(name,): count for name, count in single.items()})
     notes: list[str] = []
     if len(kinds) > 1:
         most = [f"{' + '.join(names)} {count:,}" for names, count in kinds.most_common(5)]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import posixpath
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from streamio.errors import UsageError
@@ -12,11 +13,12 @@ from streamio.packing.labels import Classes, check_fields, class_numbers, joined
 from streamio.packing.listing import Table, is_list, read_table
 from streamio.packing.report import Skipped, named, plural, shown
 from streamio.packing.samples import (
+    File,
     Sample,
     empty_picture,
-    encoded,
     field_notes,
     group,
+    in_byte_order,
     is_known,
     is_media,
     sample,
@@ -90,18 +92,25 @@ def _allow(src: str, layout: str, allowed: tuple[str, ...], what: str) -> None:
 
 def _folder(src: str, tree: Tree, layout: str, labels: str | None, classes: Classes) -> Scan:
     why = ""
+    files = list(_keyed(tree.files))
     if labels is not None:
         if layout == "classes":
             raise UsageError("folders and a table of labels cannot both give the classes", fix="Give one of them")
         layout = "stems"
     elif layout == "auto":
-        layout, why = _guess(tree)
+        layout, why = _guess(tree, files)
     if layout == "classes":
-        return _classes(src, tree, classes)
+        return _classes(src, tree, files, classes)
     if classes is not None and labels is None:
         raise UsageError("'classes_from' needs classes, and nothing here gives any",
                          fix="Use it with class folders, a list with labels, or 'labels'")  # fmt: skip
-    return _stems(src, tree, why, labels, classes)
+    return _stems(src, tree, files, why, labels, classes)
+
+
+def _keyed(files: Sequence[tuple[str, int]]) -> Iterator[tuple[str, File]]:
+    for path, size in files:
+        key, name = split_name(path)
+        yield key, (name, path, size)
 
 
 _SPLITS = frozenset(["train", "training", "val", "valid", "validation", "test", "testing", "eval", "dev"])
@@ -111,14 +120,14 @@ _PARTS = frozenset({
 })  # fmt: skip
 
 
-def _guess(tree: Tree) -> tuple[str, str]:
+def _guess(tree: Tree, files: Sequence[tuple[str, File]]) -> tuple[str, str]:
     """The layout of a folder, and what speaks against classes."""
-    fields = [(path, split_name(path)[1]) for path, _ in tree.files]
     names = {name.lower() for name in tree.folders}
     if not tree.folders:
         return "stems", ""
-    top = [field for path, field in fields if "/" not in path]
-    if 2 * len(top) > len(fields) or any(map(is_media, top)):  # a README beside the classes is none of them
+    fields = Counter([file[0] for _, file in files])
+    top = [file[0] for _, file in files if "/" not in file[1]]
+    if 2 * len(top) > len(files) or any(map(is_media, top)):  # a README beside the classes is none of them
         return "stems", "there are files at the top"
     if len(names) > 1 and names <= _SPLITS:
         raise UsageError(
@@ -129,27 +138,27 @@ def _guess(tree: Tree) -> tuple[str, str]:
     if names <= _PARTS:
         why = f"{named(tree.folders)} are parts, not classes"
         return "stems", f"{why}; parts of one sample need one name in one folder: 7.jpg, 7.txt"
-    if any(field == "cls" for _, field in fields):
+    if "cls" in fields:
         return "stems", "classes come from .cls files"
-    if 2 * sum(is_known(field) for _, field in fields) < len(fields):
+    if 2 * sum(count for field, count in fields.items() if is_known(field)) < len(files):
         return "stems", "most files are of unknown kinds"
     return "classes", ""
 
 
-def _classes(src: str, tree: Tree, given: Classes) -> Scan:
+def _classes(src: str, tree: Tree, found: Sequence[tuple[str, File]], given: Classes) -> Scan:
     """As ImageFolder reads it: folders at the top, sorted, are the classes."""
-    inside = [file for file in tree.files if "/" in file[0]]
     outside = [path for path, _ in tree.files if "/" not in path]
-    groups = group(inside, tree.bad)
+    groups = group([keyed for keyed in found if "/" in keyed[1][1]] if outside else found, tree.bad)
     numbers = class_numbers(tree.folders, given, "folder")
     values = {name: (("cls", number),) for name, number in numbers.items()}
     samples = []
-    for key in sorted(groups.samples, key=encoded):
-        fields = groups.samples[key]
-        if "cls" in fields:
-            raise UsageError("this file and its folder both give 'cls'", path=shown(fields["cls"][0]),
-                             fix="Exclude such files, or use layout 'stems'")  # fmt: skip
-        samples.append(sample(key, fields, values[key[: key.index("/")]]))
+    for key in in_byte_order(groups.samples):
+        own = groups.samples[key]
+        for name, path, _ in own:
+            if name == "cls":
+                raise UsageError("this file and its folder both give 'cls'", path=shown(path),
+                                 fix="Exclude such files, or use layout 'stems'")  # fmt: skip
+        samples.append(sample(key, own, values[key[: key.index("/")]]))
     used = {item.key[: item.key.index("/")] for item in samples}
     empty = [name for name in tree.folders if name not in used]
     classes = given if given is not None else tuple(numbers)
@@ -172,18 +181,20 @@ def _classes(src: str, tree: Tree, given: Classes) -> Scan:
     )  # fmt: skip
 
 
-def _stems(src: str, tree: Tree, why: str, labels: str | None, given: Classes) -> Scan:
+def _stems(
+    src: str, tree: Tree, found: Sequence[tuple[str, File]], why: str, labels: str | None, given: Classes
+) -> Scan:
     """Files grouped by their path without the extension."""
-    groups = group(tree.files, tree.bad)
-    samples = [sample(key, groups.samples[key], ()) for key in sorted(groups.samples, key=encoded)]
+    groups = group(found, tree.bad)
+    samples = [sample(key, groups.samples[key], ()) for key in in_byte_order(groups.samples)]
     files = sum(len(item.files) for item in samples)
     reason = f"{plural(files, 'file')} grouped by name: {plural(len(samples), 'sample')}"
     notes, classes = tree.notes(), None
     if labels is not None:
         names = {path for path, _ in tree.files}
         table = read_table(labels, names.__contains__)
-        samples, classes, found = joined(samples, table, given)
-        notes += found
+        samples, classes, more = joined(samples, table, given)
+        notes += more
         reason += f", labels from {table.name}"
     return Scan(
         root=src, layout="stems", samples=samples, classes=classes, bad=groups.skipped(), notes=tuple(notes),

@@ -23,6 +23,8 @@ Match: TypeAlias = Callable[[str, str], bool]
 """Does a file of this (name, path) match?"""
 
 _HIDDEN = frozenset({"thumbs.db", "ehthumbs.db", "desktop.ini", "__macosx"})
+_PLAIN = stat.S_IFREG | 0o444
+"""The bits of a file that everybody may read."""
 _CAN_ASK = os.access in os.supports_effective_ids
 
 
@@ -84,7 +86,10 @@ def walk(root: str, include: Sequence[str] = (), exclude: Sequence[str] = (), ti
             tick(0, len(added), sum(size for _, size in added))
     for found in (tree.special, tree.loops):
         found.sort(key=os.fsencode)
-    tree.files.sort(key=lambda file: os.fsencode(file[0]))
+    if all(path.isascii() for path, _ in tree.files):
+        tree.files.sort()  # no two paths are alike, so sizes are never compared
+    else:
+        tree.files.sort(key=lambda file: os.fsencode(file[0]))
     return tree
 
 
@@ -124,7 +129,7 @@ def _folder(
         for entry in entries:
             name = entry.name
             below = prefix + name
-            if is_hidden(name):
+            if name[0] == "." or name.lower() in _HIDDEN:  # `is_hidden`, without the call
                 tree.hidden += 1
             elif unwanted and unwanted(name, below):
                 tree.filtered += 1
@@ -146,9 +151,12 @@ def _file(tree: Tree, entry: os.DirEntry[str], path: str) -> None:
     except OSError as error:
         tree.bad[path] = _why(error, entry.path)
         return
-    if not stat.S_ISREG(facts.st_mode):
+    mode = facts.st_mode
+    if mode & _PLAIN == _PLAIN and stat.S_ISREG(mode):
+        tree.files.append((path, facts.st_size))
+    elif not stat.S_ISREG(mode):
         tree.special.append(path)
-    elif not _readable(entry.path, facts.st_mode):
+    elif not _readable(entry.path, mode):
         tree.bad[path] = "no permission to read it"
     else:
         tree.files.append((path, facts.st_size))

@@ -5,9 +5,11 @@ It depends on nothing but its job, so it gives the same bytes in whatever proces
 
 from __future__ import annotations
 
+import marshal
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -16,9 +18,9 @@ from numpy.typing import NDArray
 
 from streamio.codecs import decode_image, encode_field, is_image_field, recode, stored_name
 from streamio.codecs.arrays import NPY
-from streamio.errors import DecodeError, InputError, UsageError, where
+from streamio.errors import DecodeError, InputError, StreamioError, UsageError
 from streamio.image import CenterCrop
-from streamio.packing.part import Part, PartDone, as_stored
+from streamio.packing.part import Part, PartDone, Piece, Stored, as_stored
 from streamio.packing.report import Skipped, plural, shown
 from streamio.packing.samples import Sample, empty_picture, in_order
 from streamio.packing.walk import Tick
@@ -60,10 +62,15 @@ class Options:
     def recodes(self) -> bool:
         return (self.resize_short, self.max_side, self.quality) != (None, None, None)
 
+    @property
+    def decodes(self) -> bool:
+        """Are pictures decoded on their way?"""
+        return bool(self.raw) or self.recodes or self.check
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
-    """One shard to write, with all that it takes. `number` counts within the split."""
+    """One shard to write, or a piece of one, with all that it takes. `number` counts within the split."""
 
     split: str
     number: int
@@ -71,6 +78,19 @@ class Job:
     format: str
     samples: tuple[Sample, ...]
     options: Options
+    is_piece: bool = False
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        facts = (self.split, self.number, self.path, self.format, self.options, self.is_piece)
+        return _job, (*facts, marshal.dumps([tuple(sample) for sample in self.samples]))
+
+
+def _job(split: str, number: int, path: str, format: str, options: Options, is_piece: bool, samples: bytes) -> Job:
+    """What `Job` pickles: millions of plain tuples, for which marshal takes a third of the time."""
+    return Job(
+        split=split, number=number, path=path, format=format, options=options, is_piece=is_piece,
+        samples=tuple(map(Sample._make, marshal.loads(samples))),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,6 +101,25 @@ class ShardDone:
     number: int
     part: PartDone | None
     skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PieceDone:
+    """What became of a job that is a piece of a shard."""
+
+    piece: Piece
+    skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Join:
+    """A shard to put together from its pieces."""
+
+    split: str
+    number: int
+    path: str
+    format: str
+    pieces: tuple[PieceDone, ...]
 
 
 class Unfit(Exception):
@@ -96,30 +135,71 @@ def write_shard(job: Job, tick: Tick) -> ShardDone:
 
     Raises InputError for a file that cannot be packed, unless such are skipped; then no part is left.
     """
-    pace = _Pace(tick)
-    skipped: list[Skipped] = []
-    format = format_named(job.format)
-    part = Part(job.path, format)
+    with _part(job) as part:
+        skipped = _fill(part, job, tick)
+        return _finished(part, job, skipped)
+
+
+def perform(task: Job | Join, tick: Tick) -> ShardDone | PieceDone:
+    """Do what a task says."""
+    if isinstance(task, Join):
+        return join_pieces(task)
+    return write_piece(task, tick) if task.is_piece else write_shard(task, tick)
+
+
+def write_piece(job: Job, tick: Tick) -> PieceDone:
+    """As `write_shard`, where the samples are only some of a shard."""
+    with _part(job) as part:
+        skipped = _fill(part, job, tick)
+        return PieceDone(piece=part.cut(), skipped=skipped)
+
+
+def join_pieces(join: Join) -> ShardDone:
+    """The shard that its pieces make; their files are gone then."""
+    with _part(join) as part:
+        for done in join.pieces:
+            part.take(done.piece)
+        return _finished(part, join, tuple(item for done in join.pieces for item in done.skipped))
+
+
+@contextmanager
+def _part(job: Job | Join) -> Iterator[Part]:
+    """Nothing is left of it if it fails."""
+    part = Part(job.path, format_named(job.format))
     try:
-        for sample in job.samples:
-            try:
-                fields = load(sample, job.options)
-            except Unfit as unfit:
-                if not job.options.skip:
-                    raise input_error([unfit.bad]) from unfit
-                skipped.append(unfit.bad)
-            else:
-                with where(key=shown(sample.key)):
-                    part.add(sample.key, {n: as_stored(n, v, format.takes_arrays) for n, v in fields.items()})
-            pace.add(sample)
-        pace.tell()
-        if not part.samples:
-            part.abort()
-            return ShardDone(split=job.split, number=job.number, part=None, skipped=tuple(skipped))
-        return ShardDone(split=job.split, number=job.number, part=part.finish(), skipped=tuple(skipped))
+        yield part
     except BaseException:
         part.abort()
         raise
+
+
+def _finished(part: Part, job: Job | Join, skipped: tuple[Skipped, ...]) -> ShardDone:
+    if not part.samples:
+        part.abort()
+    done = part.finish() if part.samples else None
+    return ShardDone(split=job.split, number=job.number, part=done, skipped=skipped)
+
+
+def _fill(part: Part, job: Job, tick: Tick) -> tuple[Skipped, ...]:
+    """Write all samples; gives what was left out."""
+    pace = _Pace(tick)
+    skipped: list[Skipped] = []
+    loader = _Loader(job.options, format_named(job.format).takes_arrays)
+    for sample in job.samples:
+        try:
+            part.add(sample.key, loader.load(sample))
+        except Unfit as unfit:
+            if not job.options.skip:
+                raise input_error([unfit.bad]) from unfit
+            skipped.append(unfit.bad)
+        except InputError:
+            raise
+        except StreamioError as error:
+            error.where.setdefault("key", shown(sample.key))
+            raise
+        pace.add(sample)
+    pace.tell()
+    return tuple(skipped)
 
 
 def input_error(bad: list[Skipped]) -> InputError:
@@ -135,17 +215,52 @@ def input_error(bad: list[Skipped]) -> InputError:
 _LISTED = 100
 
 
-def load(sample: Sample, options: Options) -> dict[str, Any]:
-    """Stored name -> value, in the order of writing. Raises Unfit."""
-    values: dict[str, Any] = {options.stored[name]: value for name, value in sample.values}
-    for name, path, size in sample.files:
-        data = read_file(os.path.join(options.root, path), path, size)
-        if is_image_field(name):
-            stored, value = _picture(name, path, data, options)
-            values[stored] = value
-        else:
-            values[name] = data
-    return values if len(values) == 1 else {name: values[name] for name in in_order(values)}
+class _Loader:
+    """Reads samples: stored name -> value as the format stores it, in the order of writing."""
+
+    def __init__(self, options: Options, takes_arrays: bool) -> None:
+        self._options = options
+        self._folder = os.path.join(options.root, "")
+        self._decodes = options.decodes
+        self._takes_arrays = takes_arrays
+        self._orders: dict[tuple[str, ...], list[str]] = {}
+        self._encoded: dict[tuple[str, Any], Stored] = {}
+
+    def load(self, sample: Sample) -> dict[str, Stored]:
+        """Raises Unfit, and UsageError for a value that its field cannot hold."""
+        values: dict[str, Stored] = {}
+        for name, value in sample.values:
+            stored = self._options.stored[name]
+            values[stored] = self._value(stored, value)
+        for name, path, size in sample.files:
+            data = read_file(path if path[0] == "/" else self._folder + path, path, size)
+            if (self._decodes or not data) and is_image_field(name):
+                stored, picture = _picture(name, path, data, self._options)
+                values[stored] = as_stored(stored, picture, self._takes_arrays)
+            elif self._takes_arrays:
+                values[name] = as_stored(name, data, True)
+            else:
+                values[name] = data
+        if len(values) == 1:
+            return values
+        names = tuple(values)
+        if names not in self._orders:
+            self._orders[names] = in_order(names)
+        return {name: values[name] for name in self._orders[names]}
+
+    def _value(self, stored: str, value: Any) -> Stored:
+        """As stored; that of a class is kept, since many samples have it."""
+        if type(value) is not int:
+            return as_stored(stored, value, self._takes_arrays)
+        found = self._encoded.get((stored, value))
+        if found is None:
+            found = as_stored(stored, value, self._takes_arrays)
+            if len(self._encoded) < _VALUES_KEPT:
+                self._encoded[stored, value] = found
+        return found
+
+
+_VALUES_KEPT = 4096
 
 
 def read_file(place: str, path: str, expected: int) -> bytes:
@@ -229,7 +344,8 @@ class _Pace:
     def add(self, sample: Sample) -> None:
         self._samples += 1
         self._files += len(sample.files)
-        self._bytes += sample.bytes
+        for _, _, size in sample.files:
+            self._bytes += size
         if time.monotonic() - self._last > 0.1:
             self.tell()
 

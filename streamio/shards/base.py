@@ -17,6 +17,9 @@ from numpy.typing import NDArray
 
 from streamio.shards.index import ShardIndex
 
+IMAGE = "image"
+"""The field that stands for pictures of several kinds (`pictures.py`)."""
+
 
 class ShardWriter(Protocol):
     """Writes one shard file. Calls: `write` any number of times, then `close` or `abort`, once."""
@@ -33,8 +36,25 @@ class ShardWriter(Protocol):
         """Finish and fsync the file; the index has keys and fields, and no columns yet."""
         ...
 
+    def checksum(self) -> str:
+        """xxh3-64 of the finished file, in hex. Only after `close`."""
+        ...
+
     def abort(self) -> None:
         """Close and remove what was written. Never raises."""
+        ...
+
+
+class PieceWriter(ShardWriter, Protocol):
+    """Writes a shard of which several processes write a piece each. Calls: `write` any number of times, then
+    `cut`; or `append` for each piece in turn, then `close`; or `abort` at any time."""
+
+    def cut(self) -> Any:
+        """End the piece and give what `append` has to know of it, fit to be pickled. The file stays."""
+        ...
+
+    def append(self, path: Path, piece: Any) -> None:
+        """Take over the piece at `path`, whose file is gone then. Its keys must be new ones."""
         ...
 
 
@@ -46,6 +66,7 @@ class ShardFormat:
     footprint:    bytes that a sample with fields of these sizes adds to a shard, overhead included; used to
                   deal samples into shards before anything is written.
     create:       path -> writer.
+    in_pieces:    `create` gives a `PieceWriter`; the bytes do not tell whether there were pieces.
     scan:         (path, escaped) -> index with keys and fields, from the file alone. `escaped`: member names
                   are percent-encoded (what streamio wrote).
     """
@@ -55,4 +76,5 @@ class ShardFormat:
     takes_arrays: bool
     footprint: Callable[[Sequence[int]], int]
     create: Callable[[Path], ShardWriter]
+    in_pieces: bool = False
     scan: Callable[[Path, bool], ShardIndex]

@@ -19,9 +19,8 @@ import tempfile
 from array import array
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
-import h5py
 import numpy as np
 from numpy.typing import NDArray
 
@@ -29,11 +28,15 @@ from streamio.codecs import codec_for
 from streamio.codecs.arrays import NPY, as_array
 from streamio.codecs.sniff import looks_like
 from streamio.codecs.text import NumberCodec
-from streamio.errors import CorruptShard, where
+from streamio.errors import CorruptShard, StreamioError
 from streamio.shards.base import ShardFormat
 from streamio.shards.index import MISSING, FieldIndex, Keys, ShardIndex
+from streamio.shards.manifest import file_checksum
 from streamio.shards.uniform import ArrayLayout, is_plain, mark_arrays
-from streamio.shards.writing import KEY, Names, discard, storage_errors
+from streamio.shards.writing import KEY, Names, discard, storage_error, storage_errors
+
+if TYPE_CHECKING:
+    import h5py  # takes as long to load as all the rest of packing: only where HDF5 is written or scanned
 
 _BUFFER = 1 << 20
 _ALIGN = 64
@@ -54,12 +57,18 @@ class Hdf5Writer:
     def write(self, key: str, fields: Mapping[str, bytes | NDArray[Any]]) -> None:
         row = len(self._names)
         raw = self._names.add(key, fields)
-        with storage_errors(self._path):
-            for name, value in {KEY: raw, **fields}.items():
+        name = KEY
+        try:
+            self._spools[KEY].add(row, raw)
+            for name, value in fields.items():
                 if name not in self._spools:
                     self._spools[name] = _Spool(self._path)
-                with where(key=key, field=name):
-                    self._spools[name].add(row, value)
+                self._spools[name].add(row, value)
+        except OSError as error:
+            raise storage_error(self._path, error) from error
+        except StreamioError as error:
+            error.where = {"key": key, "field": name} | error.where
+            raise
 
     def close(self) -> ShardIndex:
         try:
@@ -71,6 +80,9 @@ class Hdf5Writer:
             self.abort()
             raise
 
+    def checksum(self) -> str:
+        return file_checksum(self._path)
+
     def abort(self) -> None:
         discard(self._path, self._close_spools)
 
@@ -81,6 +93,8 @@ class Hdf5Writer:
     def _lay_out(self) -> None:
         rows = len(self._names)
         copies: list[tuple[int, _Spool, ArrayLayout | None]] = []
+        import h5py
+
         with h5py.File(
             self._path, "w", libver="earliest", alignment_threshold=_ALIGN_FROM, alignment_interval=_ALIGN
         ) as file:
@@ -172,6 +186,8 @@ def scan(path: Path, escaped: bool) -> ShardIndex:
 
     Raises CorruptShard for a file that is cut, altered, no HDF5, or not laid out as a shard.
     """
+    import h5py
+
     with storage_errors(path), open(path, "rb") as file:
         head, size = file.read(200), os.fstat(file.fileno()).st_size
     if not head.startswith(b"\x89HDF"):
@@ -196,6 +212,8 @@ HDF5 = ShardFormat(name="hdf5", suffix=".h5", takes_arrays=True, footprint=footp
 
 def _allocate(group: h5py.Group, name: str, shape: tuple[int, ...], dtype: np.dtype[Any]) -> int:
     """Make a contiguous data set with room in the file and nothing in it; gives its place (0 without bytes)."""
+    import h5py
+
     settings = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
     settings.set_layout(h5py.h5d.CONTIGUOUS)
     settings.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
@@ -226,7 +244,7 @@ def _keys(shard: h5py.File) -> Keys:
 
 def _field(item: h5py.Dataset | h5py.Group, rows: int, file_bytes: int) -> FieldIndex:
     """Where the values of a field lie. Raises ValueError for what a memory map cannot read."""
-    if isinstance(item, h5py.Dataset):
+    if hasattr(item, "dtype"):
         return _arrays(item, rows, file_bytes)
     offsets = item["offsets"][()]
     _check_offsets(offsets, rows, len(item["bytes"]))

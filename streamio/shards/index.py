@@ -77,8 +77,11 @@ class Keys:
 
     @classmethod
     def of(cls, keys: list[str]) -> Keys:
-        encoded = [key.encode("utf-8", "surrogateescape") for key in keys]
-        offsets = np.zeros(len(keys) + 1, np.int64)
+        return cls.of_bytes([key.encode("utf-8", "surrogateescape") for key in keys])
+
+    @classmethod
+    def of_bytes(cls, encoded: list[bytes]) -> Keys:
+        offsets = np.zeros(len(encoded) + 1, np.int64)
         np.cumsum([len(key) for key in encoded], out=offsets[1:])
         return cls(offsets=offsets, blob=np.frombuffer(b"".join(encoded), np.uint8))
 
@@ -132,7 +135,7 @@ class ShardIndex:
             ends = index.offsets + index.sizes
             bad = here & ((index.offsets < 0) | (index.sizes < 0) | (ends > file_bytes))
             if index.is_array:
-                bad |= index.sizes != index.item_bytes + index.skip
+                bad |= (index.sizes != index.item_bytes + index.skip) | (index.skip < 0)
             if bad.any():
                 row = int(np.argmax(bad))
                 raise BadIndex(
@@ -198,7 +201,8 @@ class ShardIndex:
                 for name, facts in about["fields"].items()
             }
             columns = {n[len("column.") :]: a for n, a in arrays.items() if n.startswith("column.")}
-            if any(len(i.offsets) != len(keys) or len(i.sizes) != len(keys) for i in fields.values()):
+            alike = [array for i in fields.values() for array in (i.offsets, i.sizes)] + list(columns.values())
+            if any(array.shape != (len(keys),) for array in alike):
                 raise ValueError("arrays of different lengths")
         except (ValueError, KeyError, TypeError, UnicodeDecodeError) as error:
             raise BadIndex(f"is no index that this version reads: {error}", fix=_REBUILD, path=path) from error

@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 
 from streamio.errors import CorruptShard, UsageError
 from streamio.shards.base import ShardFormat
-from streamio.shards.index import ShardIndex
+from streamio.shards.index import Keys, ShardIndex
 from streamio.shards.lmdbpages import Entry, LmdbPages
+from streamio.shards.manifest import file_checksum
 from streamio.shards.table import FieldTable
 from streamio.shards.writing import KEY, Names, decoded, discard, encoded, storage_errors
 
+_KEY = KEY.encode()
 _MAP = 64 << 20
 _COMMIT = 32 << 20
 _LONGEST_NAME = 511 - 9
@@ -52,11 +54,13 @@ class LmdbWriter:
             raise UsageError(
                 f"an LMDB shard holds up to {_MOST_ROWS:,} samples", fix="Make smaller shards", key=key
             )
-        values = [(b"%08d." % row + KEY.encode(), self._names.add(key, fields))]
+        prefix = b"%08d." % row
+        values = [(prefix + _KEY, self._names.add(key, fields))]
         for field, value in fields.items():
-            values.append((b"%08d." % row + _name(field, key), _value(value, field, key)))
+            values.append((prefix + _name(field, key), _value(value, field, key)))
         self._pending += sorted(values)
-        self._pending_bytes += sum(len(value) for _, value in values)
+        for _, data in values:
+            self._pending_bytes += len(data)
         if self._pending_bytes >= _COMMIT:
             self._commit()
 
@@ -72,6 +76,9 @@ class LmdbWriter:
         except BaseException:
             self.abort()
             raise
+
+    def checksum(self) -> str:
+        return file_checksum(self._path)
 
     def abort(self) -> None:
         self._pending.clear()
@@ -109,7 +116,7 @@ def scan(path: Path, escaped: bool) -> ShardIndex:
             f"rows up to {rows - 1:,}, but {len(keys):,} keys ('<row>.{KEY}')",
             fix="Pack it again", shard=path.name,
         )  # fmt: skip
-    return table.index(path, list(keys.values()))
+    return table.index(path, Keys.of(list(keys.values())))
 
 
 def footprint(sizes: Sequence[int]) -> int:

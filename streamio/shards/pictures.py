@@ -13,11 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamio.codecs import is_image_field
+from streamio.shards.base import IMAGE
 from streamio.shards.manifest import FieldSpec
 from streamio.shards.shardset import ShardSet
 from streamio.types import Alloc, Column, ListColumn, Rows, new_array
-
-IMAGE = "image"
 
 
 def kinds_of_picture(fields: Mapping[str, FieldSpec], samples: int) -> tuple[str, ...]:

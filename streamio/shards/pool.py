@@ -52,6 +52,7 @@ class ReaderPool:
         self._own_lock = threading.Lock()
         self._readers: OrderedDict[int, ShardReader] = OrderedDict()
         self._opens = self._evictions = 0
+        self._era = object()
         self._pid = os.getpid()  # last: whoever sees it finds the new lock
 
     @property
@@ -60,6 +61,12 @@ class ReaderPool:
             # A fork: another thread of the parent may have held the lock, which nobody here would open again.
             self._start_afresh()
         return self._own_lock
+
+    @property
+    def era(self) -> object:
+        """Another one whenever readers were dropped; what was made of readers is to be dropped as well."""
+        with self._lock:
+            return self._era
 
     def get(self, shard: int) -> ShardReader:
         """The reader of a shard; opens it if need be, and may raise what opening raises."""
@@ -77,12 +84,14 @@ class ReaderPool:
             while len(self._readers) > self.limit:
                 self._readers.popitem(last=False)
                 self._evictions += 1
+                self._era = object()
         return reader
 
     def close(self) -> None:
         """Drop all readers; the next `get` opens anew."""
         with self._lock:
             self._readers.clear()
+            self._era = object()
 
     def statistics(self) -> PoolStatistics:
         with self._lock:

@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import mmap
 import os
-from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self, TypeAlias
+from typing import Any, NoReturn, Self, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamio.errors import BadIndex, MissingShard, StorageError, UsageError
-from streamio.shards.index import MISSING, FieldIndex, ShardIndex
+from streamio.shards.index import MISSING, ShardIndex
+from streamio.shards.space import Addresses, address, copy_items
 from streamio.types import ArrayColumn, Column, ListColumn, Rows
 
 Layout: TypeAlias = "tuple[np.dtype[Any], tuple[int, ...]]"
 """(dtype, shape) of one value."""
-
-LARGE_ITEM = 8192
-"""Arrays of this many bytes are copied one by one, smaller ones by one gather over all windows of the map.
-Measured on one core, µs per row (window, one by one): 776 bytes 0.04, 0.5; 4 KiB 0.25, 0.34; 8 KiB 0.43, 0.41;
-64 KiB 4.5, 2.4; 150 KB 12.7, 6.3. Rows at equal distances gained nothing from a strided view of their own
-(0.04, 0.18, 0.32 µs); both ways release the GIL while they wait for the disk."""
 
 
 class ShardReader:
@@ -76,21 +71,45 @@ class ShardReader:
         if out is None:
             assert layout is not None
             out = np.empty((len(rows), *layout[1]), layout[0])
-        self._check_out(field, layout, out)
+        if not out.flags.c_contiguous:
+            raise UsageError(f"memory with strides {out.strides} for the field '{field}'; it must be C-contiguous")
+        values, offsets = self.values(field, (out.dtype, out.shape[1:]))
+        copy_items(offsets[rows] + address(values), out, at)
+        return ArrayColumn(out)
+
+    def values(self, field: str, layout: Layout) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+        """Memory that has the values of a field, and where in it that of each row begins: int64, C-contiguous.
+
+        Raises BadIndex where the values have not this layout. Whoever keeps addresses in it must hold the memory.
+        """
+        if self._bytes.size != self.index.shard_bytes:
+            raise ValueError(f"{self.name} is closed")
+        here = self.layout(field)
+        if here != layout:
+            self._refuse(field, here, layout)
         index = self.index.fields[field]
         if index.is_array:
-            self._copy_arrays(index, rows, out, at)
-        else:
-            out[slice(None) if at is None else at] = self.index.columns[field][rows]
-        return ArrayColumn(out)
+            return self._bytes[index.skip :], np.require(index.offsets, np.int64, ["C", "A"])
+        column = np.ascontiguousarray(self.index.columns[field])
+        return column.view(np.uint8), _ramp(len(column), column.itemsize)
+
+    def spans(self, rows: Rows, field: str) -> tuple[Addresses, Addresses]:
+        """(first, last + 1) addresses in the map of what is stored of a field, of the rows that have it."""
+        index = self.index.fields.get(field)
+        if index is None:
+            return np.empty(0, np.int64), np.empty(0, np.int64)
+        sizes = index.sizes[rows]
+        starts = index.offsets[rows] + address(self._bytes)
+        here = sizes != MISSING
+        return starts[here], (starts + sizes)[here]
 
     def value(self, row: int, field: str) -> memoryview | NDArray[Any] | None:
         """One value: an array of its own where the field holds arrays alike, else a view of the stored bytes."""
         index = self.index.fields.get(field)
         if index is not None and index.is_array:
-            out = np.empty((1, *index.shape), index.dtype)  # type: ignore[misc]
-            self._copy_arrays(index, np.array([row]), out, None)
-            return out[0, ...]
+            column = self.gather(np.array([row]), field)
+            assert isinstance(column, ArrayColumn)
+            return column.values[0, ...]
         return self.payload(row, field)
 
     def payload(self, row: int, field: str) -> memoryview | None:
@@ -122,31 +141,19 @@ class ShardReader:
         places = zip(starts.tolist(), (starts + sizes).tolist(), (sizes != MISSING).tolist(), strict=True)
         return ListColumn([data[a:b] if here else None for a, b, here in places])
 
-    def _copy_arrays(self, index: FieldIndex, rows: Rows, out: NDArray[Any], at: NDArray[np.int64] | None) -> None:
-        size = index.item_bytes
-        if size == 0 or len(rows) == 0:
-            return
-        starts = index.offsets[rows] + index.skip
-        if size < LARGE_ITEM:
-            # Every place of the map as one item, overlapping; picking from it copies just the items picked.
-            windows = np.ndarray((self._bytes.size - size + 1,), f"V{size}", self._bytes, strides=(1,))
-            out.reshape(len(out), -1).view(f"V{size}")[slice(None) if at is None else at, 0] = windows[starts]
-            return
-        items = out.reshape(len(out), -1).view(np.uint8)
-        places: Sequence[int] | range = range(len(rows)) if at is None else at.tolist()
-        for place, start in zip(places, starts.tolist(), strict=True):
-            items[place] = self._bytes[start : start + size]
+    def _refuse(self, field: str, here: Layout | None, layout: Layout) -> NoReturn:
+        holds = "no values alike" if here is None else f"{here[0].name}{list(here[1])}"
+        raise BadIndex(
+            f"holds {holds} where the set says {layout[0].name}{list(layout[1])}",
+            fix="Shard, index and manifest are not of one set; copy it again or pack it again",
+            shard=self.name, field=field,
+        )  # fmt: skip
 
-    def _check_out(self, field: str, layout: Layout | None, out: NDArray[Any]) -> None:
-        if not out.flags.c_contiguous:
-            raise UsageError(f"memory with strides {out.strides} for the field '{field}'; it must be C-contiguous")
-        if layout != (out.dtype, out.shape[1:]):
-            here = "no values alike" if layout is None else f"{layout[0].name}{list(layout[1])}"
-            raise BadIndex(
-                f"holds {here} where the set says {out.dtype.name}{list(out.shape[1:])}",
-                fix="Shard, index and manifest are not of one set; copy it again or pack it again",
-                shard=self.name, field=field,
-            )  # fmt: skip
+
+@lru_cache(maxsize=8)
+def _ramp(count: int, step: int) -> NDArray[np.int64]:
+    """Where the elements of a column begin; one for all shards of a size."""
+    return np.arange(0, count * step, step, dtype=np.int64)
 
 
 def _map(path: str | os.PathLike[str], index: ShardIndex, name: str) -> memoryview:

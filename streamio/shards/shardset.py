@@ -202,7 +202,7 @@ class ShardSet:
     def close(self) -> None:
         """Close the shards that this process has open; values handed out stay valid. Later use opens them again."""
         if "_opened" in self.__dict__:
-            self._opened.pool.close()
+            self._opened.close()
 
     def __enter__(self) -> Self:
         return self
@@ -236,7 +236,7 @@ class ShardSet:
     def _base_rows(self, rows: Rows) -> Rows:
         rows = as_rows(rows, "rows")
         count = len(self)
-        if len(rows) and (rows.min() < 0 or rows.max() >= count):
+        if len(rows) and int(rows.view(np.uint64).max()) >= count:  # what is negative is very large
             raise IndexError(f"rows {rows.min()} to {rows.max()} of {count:,} samples (0 to {count - 1})")
         return rows if self._selection is None else self._selection.rows[rows]
 

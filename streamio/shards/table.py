@@ -22,25 +22,30 @@ class FieldTable:
 
     def add(self, field: str, row: int, offset: int, size: int) -> None:
         """`offset` and `size` must lie within the file."""
-        places = self._places.get(field)
-        if places is None:
-            places = self._places[field] = (array("q"), array("q"), array("q"))
-        rows, offsets, sizes = places
+        try:
+            rows, offsets, sizes = self._places[field]
+        except KeyError:
+            rows, offsets, sizes = self._places[field] = array("q"), array("q"), array("q")
         rows.append(row)
         offsets.append(offset)
         sizes.append(size)
 
-    def index(self, path: Path, keys: list[str], extra: Mapping[str, str] | None = None) -> ShardIndex:
+    def extend(self, other: FieldTable, rows: int, offset: int) -> None:
+        """Take over the places of a table whose rows and bytes follow so many of this one."""
+        for field, places in other._places.items():
+            mine = self._places.setdefault(field, (array("q"), array("q"), array("q")))
+            for numbers, more, shift in zip(mine, places, (rows, offset, 0), strict=True):
+                numbers.frombytes((np.frombuffer(more, np.int64) + shift).tobytes())
+
+    def index(self, path: Path, keys: Keys, extra: Mapping[str, str] | None = None) -> ShardIndex:
         """The index of the shard at `path`. Raises CorruptShard for a field that a row has twice."""
         fields = {name: _field(path.name, name, keys, *places) for name, places in self._places.items()}
         data = np.asarray(np.memmap(path, np.uint8, "r"))
-        return ShardIndex(
-            shard_bytes=len(data), keys=Keys.of(keys), fields=mark_arrays(data, fields), extra=extra or {}
-        )
+        return ShardIndex(shard_bytes=len(data), keys=keys, fields=mark_arrays(data, fields), extra=extra or {})
 
 
 def _field(
-    shard: str, name: str, keys: list[str], rows: array[int], offsets: array[int], sizes: array[int]
+    shard: str, name: str, keys: Keys, rows: array[int], offsets: array[int], sizes: array[int]
 ) -> FieldIndex:
     row, offset, size = (np.frombuffer(numbers, np.int64) for numbers in (rows, offsets, sizes))
     _refuse_twice(shard, name, keys, row, offset)
@@ -49,9 +54,7 @@ def _field(
     return FieldIndex(offsets=where, sizes=length)
 
 
-def _refuse_twice(
-    shard: str, name: str, keys: list[str], rows: NDArray[np.int64], offsets: NDArray[np.int64]
-) -> None:
+def _refuse_twice(shard: str, name: str, keys: Keys, rows: NDArray[np.int64], offsets: NDArray[np.int64]) -> None:
     times = np.bincount(rows, minlength=1)
     if times.max() > 1:
         row = int(np.argmax(times > 1))

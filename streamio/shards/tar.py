@@ -12,20 +12,27 @@ import tarfile
 import warnings
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from numpy.typing import NDArray
 
 from streamio.errors import CorruptShard, ShardWarning, UsageError
 from streamio.shards.base import ShardFormat
-from streamio.shards.index import ShardIndex
+from streamio.shards.blockfile import BlockFile
+from streamio.shards.index import Keys, ShardIndex
 from streamio.shards.table import FieldTable
 from streamio.shards.tarwalk import BLOCK, Member, TarWalk
-from streamio.shards.writing import Names, decoded, discard, encoded, storage_errors
+from streamio.shards.writing import Names, decoded, discard, encoded, storage_error, storage_errors
 
-_BUFFER = 1 << 20
 _USTAR_LIMIT = 8 << 30
 _HIDDEN_FROM_WEBDATASET = re.compile(r"__[^/]*__($|/)")
+
+
+class TarPiece(NamedTuple):
+    """Keys of the samples, and where their fields lie within the piece."""
+
+    keys: list[bytes]
+    table: FieldTable
 
 
 class TarWriter:
@@ -34,29 +41,59 @@ class TarWriter:
     def __init__(self, path: Path) -> None:
         self._path = path
         self._names = Names(path.name)
+        self._table = FieldTable()
         with storage_errors(path):
-            self._file = open(path, "wb", buffering=_BUFFER)  # noqa: SIM115
+            self._file = BlockFile(path)
 
     def write(self, key: str, fields: Mapping[str, bytes | NDArray[Any]]) -> None:
-        stem = escape(self._names.add(key, fields)) + b"."
-        with storage_errors(self._path):
-            for field, value in fields.items():
-                if not isinstance(value, bytes):
-                    raise UsageError(f"a tar holds bytes, not {type(value).__name__}", key=key, field=field)
-                self._file.write(member_header(stem + encoded(field), len(value)))
-                self._file.write(value)
-                self._file.write(bytes(-len(value) % BLOCK))
-
-    def close(self) -> ShardIndex:
+        row = len(self._names)
+        stem = escape(self._names.add(key, fields))
+        pieces: list[bytes] = []
+        at = self._file.size
+        for field, value in fields.items():
+            if not isinstance(value, bytes):
+                raise UsageError(f"a tar holds bytes, not {type(value).__name__}", key=key, field=field)
+            size = len(value)
+            header = member_header(b"%b.%b" % (stem, encoded(field)), size)
+            padding = bytes(-size % BLOCK)
+            at += len(header)
+            self._table.add(field, row, at, size)
+            at += size + len(padding)
+            pieces += header, value, padding
         try:
-            with storage_errors(self._path), self._file as file:
-                file.write(bytes(2 * BLOCK))
-                file.flush()
-                os.fsync(file.fileno())
-            return scan(self._path, escaped=True)
+            self._file.add(pieces, at - self._file.size)
+        except OSError as error:
+            raise storage_error(self._path, error) from error
+
+    def cut(self) -> TarPiece:
+        try:
+            with storage_errors(self._path):
+                self._file.flush()
+            self._file.close()
         except BaseException:
             self.abort()
             raise
+        return TarPiece(self._names.keys(), self._table)
+
+    def append(self, path: Path, piece: TarPiece) -> None:
+        self._table.extend(piece.table, len(self._names), self._file.size)
+        self._names.extend(piece.keys)
+        with storage_errors(self._path):
+            self._file.take(path)
+
+    def close(self) -> ShardIndex:
+        try:
+            with storage_errors(self._path):
+                self._file.add((bytes(2 * BLOCK),), 2 * BLOCK)
+                self._file.finish()
+            self._file.close()
+            return self._table.index(self._path, Keys.of_bytes(self._names.keys()))
+        except BaseException:
+            self.abort()
+            raise
+
+    def checksum(self) -> str:
+        return self._file.checksum()
 
     def abort(self) -> None:
         discard(self._path, self._file.close)
@@ -83,7 +120,7 @@ def scan(path: Path, escaped: bool) -> ShardIndex:
         state = os.fstat(file.fileno())
     _report(path.name, walk, left_out, bool(rows), escaped)
     extra = {} if escaped else {"mtime_ns": str(state.st_mtime_ns), "size": str(state.st_size)}
-    return table.index(path, list(rows), extra)
+    return table.index(path, Keys.of(list(rows)), extra)
 
 
 def escape(key: bytes) -> bytes:
@@ -91,6 +128,8 @@ def escape(key: bytes) -> bytes:
 
     No dot is left in its last part, and no `__name__` at its start, which WebDataset takes for metadata.
     """
+    if b"%" not in key and b"." not in key and not key.startswith(b"__"):
+        return key
     folder, slash, last = key.replace(b"%", b"%25").rpartition(b"/")
     name = folder + slash + last.replace(b".", b"%2E")
     return b"%5F" + name[1:] if name.startswith(b"__") else name
@@ -103,7 +142,7 @@ def unescape(name: str) -> str:
 
 def member_header(name: bytes, size: int) -> bytes:
     """One ustar block where the name fits and the size is under 8 GiB; pax blocks before it otherwise."""
-    prefix, base = _split_name(name)
+    prefix, base = _split_name(name) if len(name) > 100 else (b"", name)
     if len(base) > 100 or size >= _USTAR_LIMIT:
         info = tarfile.TarInfo(decoded(name))
         info.size = size
@@ -111,7 +150,7 @@ def member_header(name: bytes, size: int) -> bytes:
     digits = b"%011o" % size
     total = _FIXED_SUM + sum(base) + sum(prefix) + sum(digits)
     return b"".join((base.ljust(100, b"\0"), _OWNER, digits, _TIME, b"%06o\0 " % total, _MAGIC,
-                     prefix.ljust(155, b"\0"), _END))  # fmt: skip
+                     prefix.ljust(167, b"\0")))  # fmt: skip
 
 
 def footprint(sizes: Sequence[int]) -> int:
@@ -119,21 +158,22 @@ def footprint(sizes: Sequence[int]) -> int:
     return sum(BLOCK + size + -size % BLOCK for size in sizes)
 
 
-TAR = ShardFormat(name="tar", suffix=".tar", takes_arrays=False, footprint=footprint, create=TarWriter, scan=scan)
+TAR = ShardFormat(
+    name="tar", suffix=".tar", takes_arrays=False, footprint=footprint, create=TarWriter, scan=scan, in_pieces=True
+)
 
 _OWNER = b"0000644\0" + b"0000000\0" * 2
 _TIME = b"\0" + b"00000000000\0"
 _MAGIC = b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\0" * 2
-_END = bytes(12)
 _FIXED_SUM = sum(_OWNER) + sum(_TIME) + sum(_MAGIC) + 8 * 0x20
 
 
 def _split_name(name: bytes) -> tuple[bytes, bytes]:
-    """(prefix, name) of at most 155 and 100 bytes, joined by a slash; ("", name) where that cannot be."""
-    if len(name) > 100:
-        slash = name.find(b"/", len(name) - 101)
-        if 0 < slash <= 155 and slash < len(name) - 1:
-            return name[:slash], name[slash + 1 :]
+    """(prefix, name) of at most 155 and 100 bytes, joined by a slash, for a longer one; ("", name) where that
+    cannot be."""
+    slash = name.find(b"/", len(name) - 101)
+    if 0 < slash <= 155 and slash < len(name) - 1:
+        return name[:slash], name[slash + 1 :]
     return b"", name
 
 

@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from streamio.codecs import IMAGES, codec_for, is_image_field
 from streamio.errors import CorruptShard, ShardWarning, UsageError
+from streamio.shards.base import IMAGE
 from streamio.shards.foreign import expand
 from streamio.shards.manifest import FieldSpec
-from streamio.shards.pictures import IMAGE
 from streamio.shards.tar import LeftOut, sample_of
 from streamio.shards.tarwalk import BLOCK, Member, TarWalk
 from streamio.storage.files import file_name

@@ -12,6 +12,7 @@ from typing import Any
 
 from streamio.errors import StorageError, UsageError
 
+_SLASH = ord("/")
 KEY = "__key__"
 """The name under which LMDB and HDF5 shards hold the keys; no field may be called so."""
 
@@ -36,7 +37,13 @@ class Names:
         Raises UsageError for a key that came before or that cannot be a file name, and for such fields;
         then nothing is taken.
         """
-        raw = self._checked_key(key)
+        try:
+            raw = key.encode()  # the plain case of `_checked_key`, which says what is wrong with any other
+            good = raw not in self._keys and raw[-1] != _SLASH and 0 not in raw
+        except (AttributeError, UnicodeEncodeError, IndexError):
+            good = False
+        if not good:
+            raw = self._checked_key(key)
         names = tuple(fields)
         if names not in self._good_fields:
             self._check_fields(key, names)
@@ -44,8 +51,14 @@ class Names:
         self._keys[raw] = None
         return raw
 
+    def extend(self, keys: list[bytes]) -> None:
+        """Take keys that another one checked, and that are not among these."""
+        before = len(self._keys)
+        self._keys.update(dict.fromkeys(keys))
+        assert len(self._keys) == before + len(keys), f"{self._shard}: a key comes twice"
+
     def _checked_key(self, key: str) -> bytes:
-        if not isinstance(key, str) or not key or "\0" in key or key.endswith("/"):
+        if not isinstance(key, str) or not key or "\0" in key or key[-1] == "/":
             raise self._refused(f"{key!r} cannot be a key", "A key is a path as 'cat/img_7': str, not empty, "
                                 "no zero byte, no '/' at its end")  # fmt: skip
         raw = self._encoded(key, "key")
@@ -89,8 +102,13 @@ def storage_errors(path: Path, *foreign: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise StorageError(reason, fix="Check free space and permissions", path=str(path)) from error
+        raise storage_error(path, error) from error
+
+
+def storage_error(path: Path, error: Exception) -> StorageError:
+    """As `storage_errors` raises it; where a context manager for each sample would cost too much."""
+    reason = getattr(error, "strerror", None) or str(error)
+    return StorageError(reason, fix="Check free space and permissions", path=str(path))
 
 
 def discard(path: Path, close: Callable[[], object]) -> None:

@@ -98,7 +98,7 @@ def npy() -> bytes:
     [
         (b"", "nothing (0 bytes)"),
         (bytes(300), "only zero bytes"),
-        (gzip.compress(jpg()), "a gzip file"),
+        (gzip.compress(jpg(), mtime=0), "a gzip file"),
         (zipped(), "a zip file"),
         (npy(), "an npy array"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:ab\nsize 9\n", "a git-lfs pointer"),

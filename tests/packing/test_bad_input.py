@@ -134,6 +134,7 @@ def test_pack_11_names_that_are_not_utf8(tmp_path: Path, fmt: str, locale: dict[
     os.symlink("/nowhere", src + b"/gone\xff.jpg")
     code = (
         "import json, sys; from streamio.packing.pack import pack\n"
+        "from streamio.packing import pieces; pieces.LEAST = 1\n"
         "print(json.dumps(pack(sys.argv[1], sys.argv[2], format=sys.argv[3], on_error='skip', workers=2,"
         " shard_samples=1).to_dict()))"
     )

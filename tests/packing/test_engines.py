@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from streamio.errors import InputError, StorageError, WorkerDied
+from streamio.packing import pieces
 from streamio.packing.engines import run, usable_cpus
 from streamio.packing.pack import pack
 from streamio.packing.report import Progress
@@ -34,6 +35,11 @@ def _jobs(src: Path, out: Path, n: int, **options: Any) -> list[Job]:
         )
         for i in range(n)
     ]  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def any_work_is_worth_a_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pieces, "LEAST", 1)
 
 
 @pytest.fixture
@@ -106,7 +112,9 @@ def test_pack_may_stand_anywhere_in_a_script(tmp_path: Path, src: Path) -> None:
         tmp_path,
         """
         import sys, threading
+        from streamio.packing import pieces
         from streamio.packing.pack import pack
+        pieces.LEAST = 1
         threading.Thread(target=lambda: None).start()
         print("once")
         report = pack(sys.argv[1] + "/in", sys.argv[1] + "/out", workers=3, shard_samples=5)
@@ -126,7 +134,9 @@ def test_workers_never_import_torch(tmp_path: Path) -> None:
 
 _SLOW = """
 import sys
+from streamio.packing import pieces
 from streamio.packing.pack import pack
+pieces.LEAST = 1
 pack(sys.argv[1] + "/in", sys.argv[1] + "/out", workers={workers}, check=True, shard_samples=50,
      progress=lambda p: print(p.stage, p.done_samples, flush=True))
 """

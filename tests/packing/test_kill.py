@@ -21,7 +21,9 @@ from tests.samples import tree
 
 _PACK = """
 import json, sys
+from streamio.packing import pieces
 from streamio.packing.pack import pack
+pieces.LEAST = 1 << 20  # workers, and shards in pieces, for these few files too
 options = json.loads(sys.argv[3])
 print("go", flush=True)
 pack(sys.argv[1], sys.argv[2], **options)

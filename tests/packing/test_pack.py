@@ -14,6 +14,7 @@ import pytest
 
 from streamio.codecs import decode_image
 from streamio.errors import UsageError
+from streamio.packing import pieces
 from streamio.packing.pack import pack
 from streamio.packing.report import Progress
 from tests.packing.reading import contents, files, labels, manifest, shard_keys
@@ -168,8 +169,9 @@ def test_lmdb_06_keys_of_any_length(tmp_path: Path, fmt: str, length: int) -> No
     assert contents(tmp_path / "out")[name[:-4]]["bin"] == b"1"
 
 
-def test_cli_09_workers_and_time_change_nothing(tmp_path: Path, fmt: str) -> None:
+def test_cli_09_workers_and_time_change_nothing(tmp_path: Path, fmt: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Lightning-AI/litData#758: the result depended on the number of packing workers."""
+    monkeypatch.setattr(pieces, "LEAST", 1)
     original = {f"{c}/{i}.{e}": os.urandom(50 + i) for c in "abcde" for i in range(50) for e in ("jpg", "json")}
     src = tree(tmp_path / "in", original)
     made = []

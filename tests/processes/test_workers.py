@@ -90,23 +90,6 @@ def test_proc_03_a_stopped_worker_is_a_timeout_and_leaves_nobody(tmp_path: Path)
     assert time.monotonic() - start < 10
 
 
-@pytest.mark.usefixtures("no_orphans")
-def test_proc_03_a_worker_that_dies_with_a_lock_in_its_hand_holds_up_nobody(tmp_path: Path) -> None:
-    """Workers look at an event of torch's before each batch; its lock dies with one that is killed just then."""
-    loader = StreamLoader(ShardDataset(make_set(tmp_path / "s", 1000), 2), num_workers=2, timeout=1)
-    batches = iter(loader)
-    next(batches)
-    lock = loader._loader._iterator._workers_done_event._shared._cond  # type: ignore[union-attr]
-    child = os.fork()
-    if not child:
-        lock.acquire()
-        os._exit(0)
-    os.waitpid(child, 0)
-    with pytest.raises(WorkerTimeout):
-        list(batches)
-    assert loader.worker_pids() == []
-
-
 def draws(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {
         "__key__": sample["__key__"], "python": random.random(), "numpy": float(np.random.random()),

@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from streamio.errors import BadIndex, CorruptShard, MissingShard, UsageError
 from streamio.shards.index import MISSING, FieldIndex, Keys, ShardIndex
-from streamio.shards.reader import LARGE_ITEM, ShardReader
+from streamio.shards.reader import ShardReader
+from streamio.shards.space import LARGE_ITEM
 from streamio.types import ArrayColumn, ListColumn
 
 

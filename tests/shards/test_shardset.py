@@ -20,6 +20,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamio.errors import BadManifest, CorruptShard, MissingShard, ShardError, UsageError
+from streamio.shards import opened as module
 from streamio.shards.shardset import ShardSet, open_shards
 from streamio.types import ArrayColumn, ListColumn, new_array
 from tests.samples import jpg, tree
@@ -121,6 +122,35 @@ def test_values_go_into_the_memory_that_alloc_gives(opened: ShardSet) -> None:
     assert len(given) == 2
     assert isinstance(batch["x"], ArrayColumn) and batch["x"].values is given[0]
     assert isinstance(batch["cls"], ArrayColumn) and batch["cls"].values is given[1]
+
+
+@pytest.mark.parametrize("max_open", [2, 64])
+@pytest.mark.parametrize("fields", [["cls", "x"], ["raw", "txt"]])
+def test_reads_are_announced_where_files_are_not_in_memory(
+    folders: dict[str, Path], fmt: str, max_open: int, fields: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    announced: list[int] = []
+    monkeypatch.setattr(module, "_LARGE_SAMPLE", 0)
+    monkeypatch.setattr(module, "are_cached", lambda places: False)
+    monkeypatch.setattr(module, "will_need", lambda starts, ends: announced.extend((ends - starts).tolist()))
+    wanted = [40, 3, 11, 30, 3]
+    with open_shards(folders[fmt], max_open=max_open) as opened:
+        batch = opened.gather(rows(*wanted), fields)
+    there = [str(numbered(N)[i][name]) for i in wanted for name in fields if name in numbered(N)[i]]
+    assert len(announced) == len(there) and min(announced) > 0
+    assert len(batch[fields[0]]) == len(wanted)
+
+
+def test_announcing_ends_when_files_are_in_memory(
+    folders: dict[str, Path], fmt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks: list[int] = []
+    monkeypatch.setattr(module, "_LARGE_SAMPLE", 0)
+    monkeypatch.setattr(module, "are_cached", lambda places: looks.append(len(places)) or len(looks) > 3)
+    opened = open_shards(folders[fmt])
+    for _ in range(10):
+        opened.gather(rows(4, 7), ["x"])
+    assert looks == [2, 2, 2, 2]
 
 
 def test_an_unknown_field_names_those_there_are(opened: ShardSet) -> None:

@@ -1,0 +1,72 @@
+"""Any batch -> bytes that say how it is built, and the memory of its arrays; and back."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections.abc import Iterable
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+import numpy as np
+import torch
+
+from streamio.handover.segment import Bytes
+
+
+def take_apart(batch: Any) -> tuple[bytes, list[Bytes]]:
+    """(how the batch is built, the memory of each array in it, not copied).
+
+    Whatever can be pickled may be in a batch. Tensors keep their strides. Those that are more than memory of this
+    machine's (on a GPU, sparse, with a gradient) go the way that torch.multiprocessing has for them.
+    """
+    file, found = io.BytesIO(), list[pickle.PickleBuffer]()
+    _Pickler(file, pickle.HIGHEST_PROTOCOL, True, found.append).dump(batch)
+    return file.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in found]
+
+
+def put_together(body: bytes, memory: Iterable[Bytes]) -> Any:
+    """The batch again, its arrays in this memory."""
+    return pickle.loads(body, buffers=memory)
+
+
+class _Pickler(ForkingPickler):
+    """Protocol 5 leaves the memory of arrays out of the pickle; tensors do not know of it, so it is done here."""
+
+    def reducer_override(self, value: Any) -> Any:
+        if type(value) is torch.Tensor:
+            return _reduce_tensor(value)
+        if type(value) is np.ndarray and not value.flags.forc and not value.dtype.hasobject:
+            return np.ascontiguousarray(value).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return NotImplemented
+
+
+def _reduce_tensor(tensor: torch.Tensor) -> Any:
+    if tensor.device.type != "cpu" or tensor.layout is not torch.strided:
+        return NotImplemented
+    if tensor.requires_grad or tensor.is_quantized:
+        return NotImplemented
+    if not tensor.numel():
+        return _empty, (tuple(tensor.shape), tensor.dtype)
+    tensor = tensor.resolve_conj().resolve_neg()
+    span = _span(tensor)
+    if span > tensor.numel():  # between its values lie others, which stay here
+        tensor = tensor.contiguous()
+        span = tensor.numel()
+    memory: Any = tensor.as_strided((span,), (1,)).view(torch.uint8).numpy()
+    return _tensor, (pickle.PickleBuffer(memory), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Elements of memory from the first value to the last."""
+    if tensor.is_contiguous():
+        return tensor.numel()
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+
+
+def _tensor(memory: Any, dtype: torch.dtype, shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:
+    return torch.frombuffer(memory, dtype=dtype).as_strided(shape, strides)
+
+
+def _empty(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+    return torch.empty(shape, dtype=dtype)

@@ -1,0 +1,192 @@
+"""Batches made by threads of this process: nothing is handed over, and decoders written in C run side by side."""
+
+from __future__ import annotations
+
+import atexit
+import queue
+import threading
+import time
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+from streamio.loading.base import Batches, Transport, TransportCounts, timed_out
+from streamio.stream import BatchStream, EpochStart
+
+_PATIENCE = 10.0
+"""Seconds to wait for a thread that was told to end; it does when its batch is made, or its storage answers."""
+
+
+class InOrder(Iterator[Any]):
+    """What a function makes of tasks, made by threads, in the order of the tasks.
+
+    tasks:   asked for the next one by one thread at a time.
+    threads: how many make something at the same time.
+    room:    tasks that may be begun and not yet taken by `next`; `more_room` gives room again.
+    timeout: seconds that `next` waits before it raises WorkerTimeout; 0 waits for ever.
+
+    An exception, of the function or of the tasks, comes at its place in the order, and is the last that comes.
+    """
+
+    def __init__(
+        self, tasks: Iterator[Any], make: Callable[[Any], Any], *, threads: int, room: int, timeout: float = 0
+    ) -> None:
+        self._tasks, self._make, self._timeout = tasks, make, timeout
+        self._taking = threading.Lock()
+        self._room = threading.Semaphore(room)
+        self._coming: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
+        self._next: Future[Any] | None = None
+        self._ended = False  # nothing further comes
+        self._until = 0.0
+        self._over = False  # no further task is taken
+        self._threads = [
+            threading.Thread(target=self._work, name=f"streamio-{number}", daemon=True) for number in range(threads)
+        ]
+        _running.add(self)
+        for thread in self._threads:
+            thread.start()
+
+    def __next__(self) -> Any:
+        if self._ended or (place := self._oldest()) is None:
+            self._ended = True
+            raise StopIteration
+        try:
+            made = place.result(self._seconds_left())
+        except BaseException as error:
+            if not place.done():
+                raise (timed_out(self._timeout) if isinstance(error, TimeoutError) else error) from None
+            self._ended = True
+            raise
+        self._next = None
+        return made
+
+    def _oldest(self) -> Future[Any] | None:
+        """The place of the next result; None behind the last one."""
+        self._until = time.monotonic() + self._timeout
+        if self._next is None:
+            try:
+                self._next = self._coming.get(timeout=self._timeout or None)
+            except queue.Empty:
+                raise timed_out(self._timeout) from None
+        return self._next
+
+    def _seconds_left(self) -> float | None:
+        return max(0.0, self._until - time.monotonic()) if self._timeout else None
+
+    def ready(self) -> bool:
+        """Whether `next` would not wait."""
+        if self._next is None and not self._coming.empty():
+            self._next = self._coming.get()
+        return not self._ended and self._next is not None and self._next.done()
+
+    def more_room(self, tasks: int = 1) -> None:
+        """So many more may be begun."""
+        self._room.release(tasks)
+
+    def stop(self) -> None:
+        """Begin nothing more; what is being made is finished and forgotten."""
+        self._over = True
+        self._room.release(len(self._threads))
+
+    def join(self, patience: float = _PATIENCE) -> None:
+        """Wait for the threads to end, after `stop`."""
+        until = time.monotonic() + patience
+        for thread in self._threads:
+            if thread is not threading.current_thread():
+                thread.join(max(0.0, until - time.monotonic()))
+
+    def _work(self) -> None:
+        while (taken := self._take()) is not None:
+            place, task = taken
+            try:
+                place.set_result(self._make(task))
+            except BaseException as error:
+                self.stop()
+                place.set_exception(error)
+            del place, task, taken  # else it lives until the next one is made
+
+    def _take(self) -> tuple[Future[Any], Any] | None:
+        """The next task and the place of its result; None where nothing more is to be done."""
+        self._room.acquire()
+        with self._taking:
+            if self._over:
+                return None
+            place: Future[Any] = Future()
+            try:
+                task = next(self._tasks)
+            except StopIteration:
+                self._coming.put(None)
+                self.stop()
+                return None
+            except BaseException as error:
+                place.set_exception(error)
+                self._coming.put(place)
+                self._coming.put(None)
+                self.stop()
+                return None
+            self._coming.put(place)
+            return place, task
+
+
+class ThreadTransport(Transport):
+    """ahead: batches that each thread may make before the loop asks for them."""
+
+    def __init__(self, stream: BatchStream, *, threads: int, ahead: int, timeout: float) -> None:
+        self._stream, self._threads, self._ahead, self._timeout = stream, threads, ahead, timeout
+        self._last: ThreadBatches | None = None
+
+    def begin(self, at: EpochStart, first: int = 0) -> Batches:
+        self.close()
+        rows = self._stream.share(at, first=first)
+        made = InOrder(
+            rows, lambda batch: self._stream.make_seeded(at, batch),
+            threads=self._threads, room=self._threads * self._ahead, timeout=self._timeout,
+        )  # fmt: skip
+        self._last = ThreadBatches(made)
+        return self._last
+
+    def close(self) -> None:
+        last, self._last = self._last, None
+        if last is not None:
+            last.close()
+            last.made.join()
+
+    def counts(self) -> TransportCounts:
+        ahead = self._threads * self._ahead
+        return TransportCounts(name="thread", workers=self._threads, ahead=ahead, handed_over=0)
+
+
+class ThreadBatches(Batches):
+    def __init__(self, made: InOrder) -> None:
+        self.made = made
+        self._closed = False
+
+    def __next__(self) -> Any:
+        if self._closed:
+            raise StopIteration
+        batch = next(self.made)
+        self.made.more_room()
+        return batch
+
+    def ready(self) -> bool:
+        return self.made.ready()
+
+    def close(self) -> None:
+        self._closed = True
+        self.made.stop()
+
+
+_running: weakref.WeakSet[InOrder] = weakref.WeakSet()
+
+
+def _end_all() -> None:
+    """A thread that still runs when the interpreter is taken down would take the process down with it."""
+    pools = list(_running)
+    for pool in pools:
+        pool.stop()
+    for pool in pools:
+        pool.join()
+
+
+atexit.register(_end_all)

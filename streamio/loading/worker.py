@@ -1,0 +1,158 @@
+"""A worker process: makes its share of each epoch, as the main process tells it. The other side is `processes`.
+
+The main process sends commands: a `Begin` begins an iteration, None ends it, and an empty message allows one batch
+more. So what is made ahead is bounded. A worker looks for commands before each batch.
+"""
+
+from __future__ import annotations
+
+import pickle
+import select
+import signal
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from functools import partial
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from typing import Any
+
+from streamio.errors import WorkerError
+from streamio.loading.messages import Kind, send
+from streamio.loading.orphans import end_with_parent
+from streamio.loading.ring import Handed, SlotRing
+from streamio.loading.threads import InOrder
+from streamio.order.plan import BatchRows
+from streamio.stream import BatchStream, EpochStart
+from streamio.types import Alloc
+from streamio.world import become_worker
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Role:
+    """number: of the worker, 0 … workers - 1. threads: that make its batches; 1 is the process itself.
+
+    ahead: batches that it may make before the loop took any. slot_bytes: memory for batches on their way.
+    """
+
+    number: int
+    workers: int
+    threads: int
+    ahead: int
+    slot_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Begin:
+    """Begin an iteration: the worker's share of an epoch, from its step `first` on."""
+
+    iteration: int
+    at: EpochStart
+    first: int
+
+
+def main(stream: BatchStream, role: Role, commands: Connection, results: Connection) -> None:
+    """The whole life of a worker process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the main process says what becomes of it
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, [signal.SIGINT])
+    end_with_parent()
+    become_worker(role.number, role.workers)
+    # Where the main process has gone, or lets its end of a pipe go, nobody wants anything any more. A user's
+    # function that raises KeyboardInterrupt wants to end the process: quietly, as DataLoader's workers do.
+    with suppress(BrokenPipeError, EOFError, KeyboardInterrupt):
+        Worker(stream, role, commands, results).run()
+
+
+class Worker:
+    """Rings: one for each thread, since only one at a time may make something in a ring."""
+
+    def __init__(self, stream: BatchStream, role: Role, commands: Connection, results: Connection) -> None:
+        self._stream, self._role, self._commands, self._results = stream, role, commands, results
+        self._rings = [SlotRing(max_bytes=role.slot_bytes // role.threads) for _ in range(role.threads)]
+        self._iteration = self._may = 0
+        self._made: Iterator[Handed] | None = None
+        self._poll = select.poll()
+        self._poll.register(commands.fileno(), select.POLLIN)
+
+    def run(self) -> None:
+        send(self._results, Kind.READY, 0)
+        while True:
+            while not self._may or self._poll.poll(0):
+                self._obey(self._commands.recv_bytes())
+            self._may -= 1
+            self._deliver()
+
+    def _obey(self, command: bytes) -> None:
+        if not command:
+            self._allow()
+            return
+        self._end()
+        order: Begin | None = pickle.loads(command)
+        if order is not None:
+            self._iteration, self._may = order.iteration, self._role.ahead
+            self._made = self._begin(order)
+
+    def _allow(self) -> None:
+        if self._made is None:  # a batch was taken behind which there is nothing
+            return
+        self._may += 1
+        if isinstance(self._made, InOrder):
+            self._made.more_room()
+
+    def _end(self) -> None:
+        if isinstance(self._made, InOrder):
+            self._made.stop()
+            self._made.join()
+        self._made, self._may = None, 0
+
+    def _begin(self, order: Begin) -> Iterator[Handed]:
+        role = self._role
+        make = partial(self._make, order.at)
+        rows = self._share(order)
+        if role.threads == 1:
+            return map(make, rows)
+        return InOrder(rows, make, threads=role.threads, room=role.ahead)
+
+    def _share(self, order: Begin) -> Iterator[BatchRows]:
+        # A generator, so that what is wrong with the plan is found where batches are asked for.
+        yield from self._stream.share(
+            order.at, worker=self._role.number, workers=self._role.workers, first=order.first
+        )
+
+    def _make(self, at: EpochStart, rows: BatchRows) -> Handed:
+        def batch(alloc: Alloc) -> Any:
+            return self._stream.make_seeded(at, rows, alloc)
+
+        ring = self._rings.pop()
+        try:
+            return ring.make(batch)
+        finally:
+            self._rings.append(ring)
+
+    def _deliver(self) -> None:
+        """Send the next batch, or why there is none."""
+        assert self._made is not None
+        kind, body = Kind.BATCH, memoryview(b"")
+        try:
+            body = ForkingPickler.dumps(next(self._made))
+        except StopIteration:
+            kind = Kind.END
+        except Exception as error:
+            kind, body = Kind.ERROR, packed_error(error)
+        if kind is not Kind.BATCH:
+            self._end()
+        send(self._results, kind, self._iteration, body)
+
+
+def packed_error(error: Exception) -> Any:
+    """The exception itself as bytes, with its traceback as a note: neither a traceback nor a cause travels."""
+    error.add_note(f"In a worker process:\n{''.join(traceback.format_exception(error))}")
+    try:
+        packed = ForkingPickler.dumps(error)
+        pickle.loads(packed)  # many an exception cannot be made again from its arguments
+        return packed
+    except Exception:
+        text = "".join(traceback.format_exception_only(error))
+        return ForkingPickler.dumps(WorkerError(f"a worker process raised {text}"))

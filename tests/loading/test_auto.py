@@ -1,0 +1,103 @@
+"""transport="auto": where batches are made is decided by what they cost, and nothing else depends on it."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from streamio import ShardDataset, StreamLoader
+from streamio.loading import auto
+from streamio.loading.auto import AutoTransport
+from streamio.loading.budget import best_inline
+from tests.loading.conformance import until
+from tests.sets import keys, make_set, numbered
+
+MS = 1e-3
+
+
+@pytest.mark.parametrize(
+    ("making", "loop", "size", "workers", "inline"),
+    [
+        (75 * MS, 0, 10_000_000, 2, False),  # pictures decoded
+        (75 * MS, 5, 10_000_000, 2, False),  # the first steps of a training take long
+        (1 * MS, 0, 10_000_000, 2, True),  # raw pictures
+        (1 * MS, 3 * MS, 10_000_000, 2, False),
+        (1 * MS, 100 * MS, 10_000_000, 2, True),  # it makes no difference
+        (0.1 * MS, 0, 200_000, 2, True),  # tiny records
+        (0.1 * MS, 0, 200_000, 16, True),
+        (1 * MS, 0, 200_000, 16, False),
+        (75 * MS, 0, 10_000_000, 1, True),  # one CPU, and nothing to do meanwhile
+        (75 * MS, 50 * MS, 10_000_000, 1, False),
+    ],
+)
+def test_batches_are_made_inline_where_no_worker_would_be_faster(
+    making: float, loop: float, size: int, workers: int, inline: bool
+) -> None:
+    assert best_inline(making, loop, size, workers) is inline
+
+
+def loader_of(path: str, **options: Any) -> StreamLoader:
+    return StreamLoader(ShardDataset(path, 4, shuffle=True, **options))
+
+
+@pytest.mark.parametrize("inline", [True, False])
+def test_nothing_is_made_twice_or_left_out_wherever_it_is_made(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, inline: bool
+) -> None:
+    monkeypatch.setattr(auto, "best_inline", lambda *costs: inline)
+    path = make_set(tmp_path / "s", 400)
+    loader, expected = loader_of(path), StreamLoader(ShardDataset(path, 4, shuffle=True), num_workers=0)
+    for epoch in range(2):
+        got = []
+        for number, batch in enumerate(loader, 1):
+            got.append(batch)
+            assert loader.state_dict() == loader.dataset.state_at(number, epoch)
+            if number > auto._MOST and not inline:
+                time.sleep(0.02)  # workers start
+        assert keys(got) == keys(expected)
+    assert loader.statistics().transport == ("inline" if inline else "process")
+    assert bool(loader.worker_pids()) is not inline
+    loader.close()
+
+
+def test_the_loop_goes_on_while_workers_start_and_the_decision_is_kept(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(auto, "best_inline", lambda *costs: False)
+    loader = loader_of(make_set(tmp_path / "s", 400))
+    transport = loader._transport
+    assert isinstance(transport, AutoTransport)
+    with monkeypatch.context() as never:
+        never.setattr(transport.workers, "are_ready", lambda: False)
+        assert len(keys(loader)) == 400
+    assert loader.statistics().transport == "inline" and loader.worker_pids()
+    monkeypatch.setattr(auto, "best_inline", lambda *costs: True)
+    until(transport.workers.are_ready)
+    assert len(keys(loader)) == 400
+    assert loader.statistics().transport == "process"
+    loader.close()
+
+
+def test_short_epochs_are_whole_and_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(auto, "best_inline", lambda *costs: False)
+    loader = loader_of(make_set(tmp_path / "s", 6))
+    for _ in range(auto._MOST // 2):
+        assert loader.worker_pids() == []
+        assert sorted(keys(loader)) == [sample["__key__"] for sample in numbered(6)]
+    assert loader.worker_pids()
+    loader.close()
+
+
+def test_user_code_goes_to_worker_processes_from_the_first_batch(tmp_path: Path) -> None:
+    loader = loader_of(make_set(tmp_path / "s", 12), transform=in_worker)
+    assert [batch["worker"].tolist() for batch in loader] == [[True] * 4] * 3
+    loader.close()
+
+
+def in_worker(sample: dict[str, Any]) -> dict[str, Any]:
+    import multiprocessing
+
+    return {"worker": multiprocessing.parent_process() is not None}
