@@ -1,4 +1,4 @@
-"""The command line: one command for each question."""
+"""The command line: one command for each question; without one, how fast all loaders are."""
 
 from __future__ import annotations
 
@@ -8,14 +8,89 @@ from typing import Annotated
 import typer
 
 from benchmarks import modes, order, shuffle
-from benchmarks.environment import DEFAULT_FOLDER
+from benchmarks.environment import DEFAULT_FOLDER, UnavailableError
 from benchmarks.shuffle import PEERS
+from benchmarks.speed import page
+from benchmarks.speed.peers import SCRIPTS
+from benchmarks.speed.results import Results
+from benchmarks.speed.rounds import Options, Session
+from benchmarks.speed.workloads import WORKLOADS
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="What streamio costs, and what it is worth.")
+app = typer.Typer(add_completion=False, help="What streamio costs, and what it is worth.")
 
 Env = Annotated[Path, typer.Option("--env", help="Where the peers' environment is, or is made.")]
+
+
+Work = Annotated[
+    Path | None, typer.Option(help="Where data and results are; by default in the environments' folder.")
+]
+Quick = Annotated[bool, typer.Option("--quick", help="Less data, fewer loaders, one round: under 5 minutes.")]
+Page = Annotated[Path, typer.Option(help="The page; its picture lies beside it.")]
+
+
+@app.callback(invoke_without_command=True)
+def without_command(context: typer.Context, quick: Quick = False, env: Env = DEFAULT_FOLDER) -> None:
+    """What streamio costs, and what it is worth. Without a command: `speed`."""
+    if context.invoked_subcommand is None:
+        speed_command(quick=quick, env=env)
+
+
+@app.command("speed")
+def speed_command(
+    quick: Quick = False,
+    env: Env = DEFAULT_FOLDER,
+    work: Work = None,
+    workload: Annotated[
+        list[str] | None, typer.Option(help=f"Only these (repeat the option): {', '.join(WORKLOADS)}.")
+    ] = None,
+    peer: Annotated[
+        list[str] | None, typer.Option(help=f"Only these (repeat the option): {', '.join(SCRIPTS)}.")
+    ] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Times that each cell runs; 3, or 1 if quick.")] = None,
+    seconds: Annotated[float | None, typer.Option(help="That a cell is timed; 2, or 0.5 if quick.")] = None,
+    out: Page = DOCS / "benchmarks.md",
+) -> None:
+    """How fast streamio and its peers feed a loop, beside the machine's limits and the goals.
+
+    Prints tables; a full run of all also writes the page and its picture. Exit code 1 if one of streamio's own
+    cells failed its check; goals are only told.
+    """
+    session = Session(
+        Options(
+            env=env, work=work or env / "work" / "speed", quick=quick, rounds=rounds or (1 if quick else 3),
+            seconds=seconds or (0.5 if quick else 2.0), workloads="".join(workload or WORKLOADS),
+            peers=tuple(peer or ()),
+        )
+    )  # fmt: skip
+    results = session.run()
+    print(page.show(results))
+    if not (quick or workload or peer):
+        _write_page(results, env, session.options.data, out)
+    raise typer.Exit(1 if any(run.role == "ours" for run in results.problems) else 0)
+
+
+@app.command("report")
+def report_command(
+    quick: Annotated[bool, typer.Option("--quick", help="Of the last quick run.")] = False,
+    env: Env = DEFAULT_FOLDER,
+    work: Work = None,
+    out: Page = DOCS / "benchmarks.md",
+) -> None:
+    """Write the page and its picture again from the last run, without measuring."""
+    data = (work or env / "work" / "speed") / ("quick" if quick else "full")
+    results = Results.load(data / "results.json")
+    print(page.show(results))
+    _write_page(results, env, data, out)
+
+
+def _write_page(results: Results, env: Path, data: Path, out: Path) -> None:
+    page.write_page(results, out)
+    try:
+        page.draw(results, env, data, out.with_suffix(".png"))
+    except UnavailableError as why:
+        print(f"Not drawn: {why}")
 
 
 @app.command("order")

@@ -30,6 +30,11 @@ class Environment:
 
     python: Path
 
+    @property
+    def packages(self) -> Path:
+        """Its folder site-packages."""
+        return next((self.python.parent.parent / "lib").glob("python*")) / "site-packages"
+
     def run(self, module: str, *args: str) -> str:
         """Run a module of the checkout in it, and give what it printed. Raises UnavailableError if it fails."""
         command = [str(self.python), "-m", module, *args]
@@ -39,8 +44,10 @@ class Environment:
         return done.stdout
 
 
-def ensure(folder: Path, name: str, packages: Sequence[str]) -> Environment:
-    """The environment `folder/name` with these packages: made now, or as an earlier run left it.
+def ensure(folder: Path, name: str, packages: Sequence[str], base: Environment | None = None) -> Environment:
+    """The environment `folder/name` with these packages: made now, or as an earlier run left it, and added to.
+
+    base: another one, whose packages this one sees behind its own; so torch is there once, and not for each peer.
 
     Raises UnavailableError where that cannot be.
     """
@@ -48,24 +55,42 @@ def ensure(folder: Path, name: str, packages: Sequence[str]) -> Environment:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / ".gitignore").write_text("*\n", encoding="ascii")
     environment = Environment(folder / name / "bin" / "python")
-    wanted = "\n".join([*packages, CONSTRAINTS.read_text(encoding="utf-8")])
+    pins = CONSTRAINTS.read_text(encoding="utf-8")
     stamp = folder / name / "installed"
-    if not stamp.exists() or stamp.read_text(encoding="utf-8") != wanted:
-        _install(environment, folder / name, packages)
-        stamp.write_text(wanted, encoding="utf-8")
+    there = _installed(stamp, pins)
+    if there is None:
+        _command([sys.executable, "-m", "venv", "--clear", str(folder / name)])
+    if base is not None:
+        _see(environment, base)
+    missing = [package for package in packages if package not in (there or ())]
+    if missing or there is None:
+        _install(environment, folder / name, missing)
+        stamp.write_text("\n".join([*(there or ()), *missing, pins]), encoding="utf-8")
     return environment
+
+
+def _installed(stamp: Path, pins: str) -> list[str] | None:
+    """What an earlier run installed with the same pins; None: nothing that could be added to."""
+    if not stamp.exists():
+        return None
+    text = stamp.read_text(encoding="utf-8")
+    return text.removesuffix(pins).split() if text.endswith(pins) else None
+
+
+def _see(environment: Environment, base: Environment) -> None:
+    (environment.packages / "base.pth").write_text(f"{base.packages}\n", encoding="utf-8")
 
 
 def _install(environment: Environment, folder: Path, packages: Sequence[str]) -> None:
     print(f"Installing {', '.join(packages)} in {folder}", file=sys.stderr, flush=True)
     pip = ["-m", "pip", "install", "--quiet", "--disable-pip-version-check", "-c", str(CONSTRAINTS)]
-    for command in (
-        [sys.executable, "-m", "venv", "--clear", str(folder)],
-        [str(environment.python), *pip, *packages],
-    ):
-        done = subprocess.run(command, capture_output=True, text=True)
-        if done.returncode:
-            raise UnavailableError(f"does not install: {last_line(done.stderr or done.stdout)}")
+    _command([str(environment.python), *pip, *packages])
+
+
+def _command(command: list[str]) -> None:
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        raise UnavailableError(f"does not install: {last_line(done.stderr or done.stdout)}")
 
 
 def last_line(text: str) -> str:

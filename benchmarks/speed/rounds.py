@@ -1,0 +1,215 @@
+"""Runs the cells: data made first, then round after round over all loaders of a workload, so that a slow minute of
+the machine falls on all of them."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from benchmarks.environment import Environment, UnavailableError, ensure
+from benchmarks.speed import limits, packing, source
+from benchmarks.speed.facts import machine
+from benchmarks.speed.job import Job
+from benchmarks.speed.peers import BASE, PACKAGES, VARIANTS, Variant
+from benchmarks.speed.processes import run_cell
+from benchmarks.speed.results import Results, Run
+from benchmarks.speed.workloads import WORKLOADS
+
+_CELL_TIMEOUT, _WRITE_TIMEOUT = 180, 1800
+_BEGAN = time.monotonic()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What is run.
+
+    rounds:  times that each cell runs.
+    seconds: that a cell is timed, at least.
+    peers:   scripts in loaders/; () for all.
+    """
+
+    env: Path
+    work: Path
+    quick: bool
+    rounds: int
+    seconds: float
+    workloads: str
+    peers: tuple[str, ...] = ()
+
+    @property
+    def data(self) -> Path:
+        return self.work / ("quick" if self.quick else "full")
+
+    @property
+    def file(self) -> Path:
+        return self.data / "results.json"
+
+
+class Session:
+    """One run of the benchmark. What does not work is noted once, and the rest goes on."""
+
+    def __init__(self, options: Options) -> None:
+        self.options = options
+        self.results = _others(options)
+        self.results.facts = machine() | {"options": _plain(options)}
+        self._pythons: dict[str, str | UnavailableError] = {}
+        self._failed: set[tuple[str, str, str, int]] = set()
+
+    def run(self) -> Results:
+        """Everything, saved after each cell. Ends early, with what there is so far, on Ctrl-C."""
+        fresh_folder(self.options.data, self.options.quick)
+        try:
+            for workload in self.options.workloads:
+                _say(f"{workload}: {WORKLOADS[workload].title}")
+                source.make(self.options.data / "source", workload, self.options.quick)
+                self._pack() if workload == "g" else self._rounds(workload)
+        except KeyboardInterrupt:
+            _say("interrupted: what was measured so far is kept")
+        self.results.save(self.options.file)
+        return self.results
+
+    def _limits(self, workload: str) -> None:
+        found = limits.measure(self.options.data / "source", workload, min(1.0, self.options.seconds))
+        for name, value in found.items():
+            self.results.limits[name] = max(value, self.results.limits.get(name, 0))
+
+    def _rounds(self, workload: str) -> None:
+        cells = [
+            (variant, workers)
+            for variant in VARIANTS
+            if not self.options.peers or variant.peer in self.options.peers
+            for workers in variant.runs(workload, self.options.quick)
+        ]
+        for _ in range(self.options.rounds):
+            self._limits(workload)
+            for variant, workers in cells:
+                self._cell(workload, variant, workers)
+        if not self.options.quick:
+            shutil.rmtree(self.options.data / "packed", ignore_errors=True)
+
+    def _cell(self, workload: str, variant: Variant, workers: int) -> None:
+        key = (workload, variant.peer, variant.name, workers)
+        if key in self._failed:
+            return
+        about = {
+            "workload": workload, "peer": variant.peer, "variant": variant.name, "label": variant.label,
+            "role": variant.role, "torch": variant.torch, "workers": workers,
+        }  # fmt: skip
+        try:
+            found = self._measured(workload, variant, workers)
+        except UnavailableError as why:
+            found = {"problem": str(why)}
+        run = Run(**about, **found)  # type: ignore[arg-type]
+        if run.problem:
+            self._failed.add(key)
+        self.results.runs.append(run)
+        self.results.save(self.options.file)
+        _say(f"   {variant.label}, {workers} workers: {run.problem or f'{run.rate:,.0f}/s'}")
+
+    def _measured(self, workload: str, variant: Variant, workers: int) -> dict[str, object]:
+        job = Job(
+            peer=variant.peer, workload=workload, variant=variant.name, workers=workers,
+            samples=WORKLOADS[workload].count(self.options.quick), data=str(self.options.data.resolve()),
+            store=f"{variant.store}-{workload}", seconds=self.options.seconds, started=0,
+        )  # fmt: skip
+        if variant.store and not job.packed.exists():
+            self._write(job, variant.writer)
+        python = self._python(variant.peer)
+        return run_cell(python, "run", _as(job, started=time.monotonic()).arguments(), _CELL_TIMEOUT)
+
+    def _write(self, job: Job, writer: str) -> None:
+        """Let the writer make the data of a peer."""
+        packing.remove(job.packed)
+        run_cell(self._python(writer), "write", _as(job, peer=writer).arguments(), _WRITE_TIMEOUT)
+
+    def _python(self, peer: str) -> str:
+        """The interpreter of a peer's environment; raises UnavailableError, each time, where there is none."""
+        if peer not in self._pythons:
+            self._pythons[peer] = self._installed(peer)
+        python = self._pythons[peer]
+        if isinstance(python, UnavailableError):
+            raise python
+        return python
+
+    def _installed(self, peer: str) -> str | UnavailableError:
+        if peer not in PACKAGES:
+            return sys.executable
+        try:
+            base: Environment = ensure(self.options.env, *BASE)
+            return str(ensure(self.options.env, peer, PACKAGES[peer], base).python)
+        except UnavailableError as why:
+            return why
+
+    def _pack(self) -> None:
+        chosen = [one for one in packing.PACKERS if not self.options.peers or one in self.options.peers]
+        for _ in range(self.options.rounds):
+            for folder in packing.FOLDERS:
+                for name, out, command in self._packers(folder, chosen):
+                    self._pack_once(folder, name, out, command)
+
+    def _packers(self, folder: str, peers: list[str]) -> Iterator[tuple[str, Path, list[str]]]:
+        data = self.options.data.resolve()
+        out = data / "packed" / f"pack-{folder}"
+        for name, command in packing.commands(data / "source" / folder, out).items():
+            yield name, out, command
+        for peer in peers:
+            try:
+                yield f"{peer}'s writer", out, packing.peer_command(self._python(peer), peer, data, folder, out)
+            except UnavailableError as why:
+                _say(f"   {peer}'s writer: {why}")
+
+    def _pack_once(self, folder: str, name: str, out: Path, command: list[str]) -> None:
+        try:
+            seconds = packing.seconds_of(command, out)
+        except UnavailableError as why:
+            _say(f"   {folder}, {name}: {why}")
+            return
+        self.results.packing.setdefault(folder, {}).setdefault(name, []).append(seconds)
+        self.results.save(self.options.file)
+        _say(f"   {folder}, {name}: {seconds:.2f} s")
+
+
+def _others(options: Options) -> Results:
+    """What an earlier run measured of cells that this one leaves out, so that a page can come of several runs."""
+    if not options.file.exists():
+        return Results()
+    found = Results.load(options.file)
+    found.runs = [
+        run
+        for run in found.runs
+        if run.workload not in options.workloads or (options.peers and run.peer not in options.peers)
+    ]
+    found.limits = {name: value for name, value in found.limits.items() if len(options.workloads) < len(WORKLOADS)}
+    if "g" in options.workloads:
+        found.packing = {}
+    return found
+
+
+def fresh_folder(data: Path, quick: bool) -> None:
+    """Keep the data of an earlier run, unless it was made for other numbers of samples."""
+    counts = " ".join(f"{name}={about.count(quick)}" for name, about in WORKLOADS.items())
+    stamp = data / "counts"
+    if not stamp.exists() or stamp.read_text(encoding="utf-8") != counts:
+        for part in ("source", "packed"):
+            shutil.rmtree(data / part, ignore_errors=True)
+        data.mkdir(parents=True, exist_ok=True)
+        stamp.write_text(counts, encoding="utf-8")
+
+
+def _as(job: Job, **changes: object) -> Job:
+    return Job(**asdict(job) | changes)
+
+
+def _plain(options: Options) -> dict[str, object]:
+    return {
+        "quick": options.quick, "rounds": options.rounds, "seconds": options.seconds,
+        "workloads": options.workloads, "peers": list(options.peers),
+    }  # fmt: skip
+
+
+def _say(line: str) -> None:
+    print(f"{time.monotonic() - _BEGAN:6.0f} s  {line}", file=sys.stderr, flush=True)
