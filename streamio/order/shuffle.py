@@ -136,9 +136,10 @@ def _block_edges(line_starts: NDArray[np.int64], total: int, block: int) -> NDAr
     # Where a block ends that begins with a piece: the first border that leaves it `block` samples.
     ends = np.searchsorted(starts, line_starts + min(block, total), side="left").data  # quicker one by one
     last = int(np.searchsorted(starts, total - block, side="right")) - 1  # a block that ends later leaves too few
-    pieces = [0]
-    while pieces[-1] < len(ends) and ends[pieces[-1]] <= last:
-        pieces.append(ends[pieces[-1]])
+    pieces, piece = [0], ends[0]
+    while piece <= last:
+        pieces.append(piece)
+        piece = ends[piece]
     return np.append(starts[pieces], total)
 
 
