@@ -191,7 +191,8 @@ class ShardDataset(BatchStream):
         return as_tensors(read_batch(self.reader, self.joiner, picked, alloc))
 
     @property
-    def _runs_user_code(self) -> bool:
+    def runs_user_code(self) -> bool:
+        """Whether a function of the user's runs, which may draw from global generators."""
         return self.reader.runs_user_code or self.joiner.options.collate is not None
 
     def _functions(self) -> dict[str, Any]:

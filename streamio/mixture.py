@@ -236,9 +236,10 @@ class Mixture(BatchStream):
         return with_transform or self._joiner.options.collate is not None
 
     @property
-    def _runs_user_code(self) -> bool:
+    def runs_user_code(self) -> bool:
+        """Whether a function of the user's runs, which may draw from global generators."""
         collate = self._joiner is not None and self._joiner.options.collate is not None
-        return collate or any(member._runs_user_code for member in self.sets.values())
+        return collate or any(member.runs_user_code for member in self.sets.values())
 
     def _functions(self) -> dict[str, Any]:
         functions: dict[str, Any] = {"weights": self._weights if callable(self._weights) else None}

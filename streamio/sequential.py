@@ -19,7 +19,7 @@ from streamio.batching.reading import ADDED, Picked, SampleReader
 from streamio.batching.tensors import as_tensors
 from streamio.codecs import MAX_PIXELS
 from streamio.errors import ShardError, UsageError
-from streamio.order.plan import BatchRows
+from streamio.order.plan import BatchRows, check_count
 from streamio.order.state import Facts, State
 from streamio.order.streaming import Deal, Progress, shuffled, turns
 from streamio.shards.tarstream import HeldSamples, StreamSample, stream_samples, stream_sources
@@ -70,7 +70,7 @@ class SequentialDataset(BatchStream):
     that fails and a server that stays away.
     """
 
-    _any_step_at_once = False
+    in_any_order = False
 
     def __init__(
         self,
@@ -98,7 +98,10 @@ class SequentialDataset(BatchStream):
         check_choice("tail", tail, ("even", "drop"))
         chosen, _ = choose_fields([] if isinstance(fields, str) else fields, fields, tail)
         check_values(seed=seed, max_pixels=max_pixels, transform=transform, collate=collate)
-        _check_counts(batch_size=batch_size, buffer=buffer, **({} if steps is None else {"steps": steps}))
+        check_count("batch_size", batch_size)
+        check_count("buffer", buffer)
+        if steps is not None:
+            check_count("steps", steps)
         if steps is not None and tail != "even":
             raise UsageError(
                 f"tail={tail!r} with steps={steps}", fix="Leave it out: with steps all batches are whole"
@@ -169,7 +172,8 @@ class SequentialDataset(BatchStream):
         return as_tensors(read_batch(self.reader, self.joiner, Picked(batch.rows, batch.visits, {}), alloc))
 
     @property
-    def _runs_user_code(self) -> bool:
+    def runs_user_code(self) -> bool:
+        """Whether a function of the user's runs, which may draw from global generators."""
         return self.reader.runs_user_code or self.joiner.options.collate is not None
 
     def _functions(self) -> dict[str, Any]:
@@ -365,12 +369,6 @@ class _Board:
 
 _MOST_LANES = 1024
 _SHARD_BITS = 40  # of a row: its number in a shard; a shard of a TB of empty samples has fewer
-
-
-def _check_counts(**counts: Any) -> None:
-    for name, value in counts.items():
-        if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < 1:
-            raise UsageError(f"{name}={value!r}", fix="Give a whole number of at least 1")
 
 
 def _refuse(differs: str | None) -> None:

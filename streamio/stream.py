@@ -77,8 +77,9 @@ class BatchStream(IterableDataset[Any]):
     ranks: (rank, world_size) instead of those of torch.distributed.
     """
 
-    _any_step_at_once = True
-    """Whether a worker can begin at any step. Else torchdata, which asks iterators for a state, must read again."""
+    in_any_order = True
+    """Whether any process or thread can make any batch. Else each worker makes its own, one after the other, and
+    torchdata, which asks iterators for a state, must read again."""
 
     def __init__(self, *, seed: int, ranks: tuple[int, int] | None) -> None:
         self._seed, self._ranks = seed, ranks
@@ -111,18 +112,8 @@ class BatchStream(IterableDataset[Any]):
 
     @property
     @abstractmethod
-    def _runs_user_code(self) -> bool:
-        """Whether a function of the user's runs, which may draw from global generators."""
-
-    @property
-    def in_any_order(self) -> bool:
-        """Whether any process or thread can make any batch. Else each worker makes its own, one after the other."""
-        return self._any_step_at_once
-
-    @property
     def runs_user_code(self) -> bool:
         """Whether a function of the user's runs, which may draw from global generators."""
-        return self._runs_user_code
 
     def begin_epoch(self) -> EpochStart:
         """For a loader, in its main process: the next epoch begins, and is followed by another."""
@@ -141,9 +132,13 @@ class BatchStream(IterableDataset[Any]):
 
     def make_seeded(self, at: EpochStart, batch: BatchRows, alloc: Alloc = new_array) -> Any:
         """`make_batch`; in a worker process the global generators are seeded for the user's functions first."""
-        if self._runs_user_code and this_worker() is not None:
-            seed_globals(batch_seed(self._seed, at.epoch, batch.step, at.rank))
+        self.seed_for(batch, at.epoch, at.rank)
         return self.make_batch(batch, alloc)
+
+    def seed_for(self, batch: BatchRows, epoch: int, rank: int) -> None:
+        """Seed the global generators for a batch, if a function of the user's may draw from them in a worker."""
+        if self.runs_user_code and this_worker() is not None:
+            seed_globals(batch_seed(self._seed, epoch, batch.step, rank))
 
     def __len__(self) -> int:
         """Batches that each rank gets in the epoch to come; exact. After a resume that is the rest of one."""
@@ -204,7 +199,7 @@ class BatchStream(IterableDataset[Any]):
         _refuse_batch_size(caller)
         ring = self._own_ring() if _hands_over(caller) else None
         batches = Batches(self, self._plan_of(self._epochs.begin()), self._world(), ring)
-        return batches if self._any_step_at_once else (batch for batch in batches)
+        return batches if self.in_any_order else (batch for batch in batches)
 
     def _own_ring(self) -> SlotRing:
         """That of this process: a copy that was forked must not write into the slots of another."""
@@ -259,8 +254,7 @@ class Batches(Iterator[Any]):
             self._started = True
             stream._epochs.started(self._plan.epoch)
         batch = next(self._shares)
-        if stream._runs_user_code and get_worker_info() is not None:
-            seed_globals(batch_seed(stream._seed, self._plan.epoch, batch.step, self._world.rank))
+        stream.seed_for(batch, self._plan.epoch, self._world.rank)
         made: Any
         if self._ring is None:
             made = stream.make_batch(batch)

@@ -19,9 +19,9 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from streamio.errors import WorkerError
+from streamio.handover.ring import Handed, SlotRing
 from streamio.loading.messages import Kind, send
 from streamio.loading.orphans import end_with_parent
-from streamio.loading.ring import Handed, SlotRing
 from streamio.loading.threads import InOrder
 from streamio.order.plan import BatchRows
 from streamio.stream import BatchStream, EpochStart

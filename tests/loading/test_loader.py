@@ -19,8 +19,8 @@ import torch
 
 import streamio
 from streamio import SequentialDataset, ShardDataset, StreamLoader, TailError, UsageError, WorkerDied, WorkerError
+from streamio.handover.ring import SlotRing
 from streamio.loading import worker
-from streamio.loading.ring import SlotRing
 from tests.samples import raw_tar
 from tests.sets import keys, make_set, numbered
 
