@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from benchmarks import modes, order, shuffle
+from benchmarks import caching, modes, order, profile, shuffle
 from benchmarks.environment import DEFAULT_FOLDER, UnavailableError
 from benchmarks.shuffle import PEERS
 from benchmarks.speed import page
@@ -93,6 +93,18 @@ def _write_page(results: Results, env: Path, data: Path, out: Path) -> None:
         print(f"Not drawn: {why}")
 
 
+@app.command("profile")
+def profile_command(
+    quick: Quick = False,
+    env: Env = DEFAULT_FOLDER,
+    work: Work = None,
+    workload: Annotated[list[str] | None, typer.Option(help="Only these of a to f (repeat the option).")] = None,
+    seconds: Annotated[float, typer.Option(help="That a workload is timed.")] = 2.0,
+) -> None:
+    """Where the time goes in each workload, in one process: by stage, and by function."""
+    print(profile.report(work or env / "work" / "speed", "".join(workload or "abcdef"), seconds, quick))
+
+
 @app.command("order")
 def order_command(
     samples: Annotated[int, typer.Option(help="Samples of the set.")] = 10**9,
@@ -100,6 +112,12 @@ def order_command(
 ) -> None:
     """Time and memory of the order of a very large set, each against its goal. Exit code 1 if one is missed."""
     raise typer.Exit(0 if order.report(samples, shards) else 1)
+
+
+@app.command("cache")
+def cache_command(samples: Annotated[int, typer.Option(help="Pictures of the set.")] = 1000) -> None:
+    """What a cache of decoded pictures saves, beside packing them smaller or decoded."""
+    caching.report(samples)
 
 
 @app.command("shuffle")

@@ -14,9 +14,15 @@ from typing import TYPE_CHECKING, Any
 from streamio.version import __version__
 
 if TYPE_CHECKING:
-    from streamio import image
+    from streamio import adapters, device, image
+    from streamio.batching.choice import RandomChoice
+    from streamio.batching.missing import Fill
+    from streamio.batching.mixup import CutMix, MixUp
+    from streamio.batching.padding import Pad
+    from streamio.batching.ragged import Ragged
     from streamio.dataset import ShardDataset
     from streamio.diagnostics.verify import verify
+    from streamio.diagnostics.watch import watch
     from streamio.errors import (
         BadIndex,
         BadManifest,
@@ -33,13 +39,16 @@ if TYPE_CHECKING:
         StorageError,
         StreamioError,
         TailError,
+        TooManyBadSamples,
         TransformError,
         UsageError,
         WorkerDied,
         WorkerError,
         WorkerTimeout,
     )
+    from streamio.interop.dali import DaliSource
     from streamio.loading.loader import StreamLoader
+    from streamio.making import make_loader
     from streamio.mixture import Mixture
     from streamio.order.balance import Draw
     from streamio.order.lengths import Buckets
@@ -52,14 +61,23 @@ if TYPE_CHECKING:
     from streamio.tokens import TokenDataset
 
 _HOMES = {
+    "streamio.batching.missing": ("Fill",),
+    "streamio.batching.choice": ("RandomChoice",),
+    "streamio.batching.mixup": ("CutMix", "MixUp"),
+    "streamio.batching.padding": ("Pad",),
+    "streamio.batching.ragged": ("Ragged",),
     "streamio.dataset": ("ShardDataset",),
     "streamio.diagnostics.verify": ("verify",),
+    "streamio.diagnostics.watch": ("watch",),
     "streamio.errors": (
         "BadIndex", "BadManifest", "CorruptShard", "DecodeError", "InputError", "MissingExtra", "MissingShard",
         "OutputExists", "SampleError", "ShapeMismatch", "ShardError", "ShardWarning", "StorageError",
-        "StreamioError", "TailError", "TransformError", "UsageError", "WorkerDied", "WorkerError", "WorkerTimeout",
+        "StreamioError", "TailError", "TooManyBadSamples", "TransformError", "UsageError", "WorkerDied",
+        "WorkerError", "WorkerTimeout",
     ),
+    "streamio.interop.dali": ("DaliSource",),
     "streamio.loading.loader": ("StreamLoader",),
+    "streamio.making": ("make_loader",),
     "streamio.mixture": ("Mixture",),
     "streamio.order.balance": ("Draw",),
     "streamio.order.lengths": ("Buckets",),
@@ -79,15 +97,22 @@ __all__ = [
     "BadManifest",
     "Buckets",
     "CorruptShard",
+    "CutMix",
+    "DaliSource",
     "DecodeError",
     "Draw",
+    "Fill",
     "InputError",
     "MissingExtra",
     "MissingShard",
+    "MixUp",
     "Mixture",
     "OutputExists",
     "PackReport",
+    "Pad",
     "Progress",
+    "Ragged",
+    "RandomChoice",
     "SampleError",
     "SequentialDataset",
     "ShapeMismatch",
@@ -100,23 +125,28 @@ __all__ = [
     "StreamioError",
     "TailError",
     "TokenDataset",
+    "TooManyBadSamples",
     "TransformError",
     "UsageError",
     "WorkerDied",
     "WorkerError",
     "WorkerTimeout",
     "__version__",
+    "adapters",
+    "device",
     "image",
+    "make_loader",
     "open",
     "pack",
     "verify",
+    "watch",
     "write",
 ]
 
 
 def __getattr__(name: str) -> Any:
-    if name == "image":
-        return importlib.import_module("streamio.image")
+    if name in ("adapters", "device", "image"):
+        return importlib.import_module(f"streamio.{name}")
     if name == "open":
         value = importlib.import_module("streamio.shards.shardset").open_shards
     elif name in _MODULE_OF:

@@ -7,11 +7,25 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import Any, Literal
 
+from numpy.typing import NDArray
+
+from streamio.batching.caching import CacheOptions
+from streamio.batching.declared import Collate, added_fields, as_declaration, as_function, check_declaration
 from streamio.batching.decode import FieldDecode
+from streamio.batching.delivery import Delivery
 from streamio.batching.joining import Joiner, choose_fields, read_batch
-from streamio.batching.options import JoinOptions, ReadOptions, check_choice, check_values, report_path
-from streamio.batching.reading import VALID, Picked, SampleReader, Table
-from streamio.batching.tensors import as_tensors
+from streamio.batching.missing import WhenMissing, as_rules, check_rules
+from streamio.batching.options import (
+    JoinOptions,
+    OnError,
+    ReadOptions,
+    check_choice,
+    check_errors,
+    check_values,
+    report_path,
+)
+from streamio.batching.picked import ADDED, VALID, Picked, Table
+from streamio.batching.reading import SampleReader
 from streamio.codecs import MAX_PIXELS
 from streamio.errors import UsageError
 from streamio.order.balance import Draw, Lots
@@ -22,7 +36,9 @@ from streamio.order.lengths import Bucketing, Buckets, check_batch_size
 from streamio.order.plan import BatchRows, Plan, Tail
 from streamio.order.settings import OrderSettings
 from streamio.order.shuffle import BLOCK_SAMPLES, shuffle_mode
+from streamio.order.standins import TableStandIns
 from streamio.order.state import Facts
+from streamio.packing.report import parse_size
 from streamio.shards.concat import Concat
 from streamio.shards.pictures import with_one_picture
 from streamio.shards.shardset import ShardSet, open_shards
@@ -63,14 +79,32 @@ class ShardDataset(BatchStream):
     transform:  function of one sample (a dict of arrays, numbers, strings; not tensors), or of (sample, rng)
                 with a numpy Generator keyed by (seed, epoch, row). What it returns is collated; None drops the
                 sample from its batch.
-    collate:    function of a list of samples, instead of joining them field by field; may return anything.
-                It and transform get None for a field that a sample lacks.
-    on_error:   "raise", or "skip": samples that do not decode, or lack a field that becomes an array, are left
-                out of their batch, logged once each
-                (logger "streamio", level WARNING) and written to `error_report`.
-    error_report: path of a JSON-lines file that gets shard, row, key, field and error of skipped samples; all
-                workers append to it.
+    collate:    {field: how its values are joined}: "stack" (one array), "list", `streamio.Pad(…)` or
+                `streamio.Ragged(…)`; fields that are not named stack where they can. Masks, lengths and offsets
+                come as further fields, which `fields` may name. Or a function of a list of samples; it may return
+                anything. It and transform get None for a field that a sample lacks.
+    missing:    {field: "error", "skip" or `streamio.Fill(value)`} for samples that lack it: an error (or what
+                on_error says), left out of the batch (counted as dropped), or filled, and marked in
+                `<field>_filled`. For fields of the set before transform sees them; for others, which it
+                makes, after.
+    batch_transform: function of a batch as the loop would get it (tensors in a dict or tuple), or of (batch, rng)
+                with a generator keyed by (seed, epoch, first row). What it returns is delivered instead. See
+                `streamio.MixUp`, `streamio.CutMix` and `streamio.RandomChoice`.
+    on_error:   for samples that do not decode, lack a field that becomes an array, or that transform raises on:
+                "raise" the error of the first; "skip": they are left out of their batch, which gets smaller (but
+                not empty: of a batch of nothing but bad samples all are substituted); "substitute": others take
+                their places, so that batches stay whole. Each is logged once in a process (logger "streamio").
+    max_errors: how many samples of an epoch may be bad, on each rank: a number, or a share of those read so far
+                (of 1,000 at least). More raise TooManyBadSamples.
+    error_report: path of a JSON-lines file to which all workers append shard, row, key, field and error of each
+                bad sample, the epoch, what was done, and by which sample it was substituted.
     max_pixels: pictures with more are refused before they are decoded.
+    cache:      "memory" or "disk:/folder": keep what is decoded for the next epochs, as it is before anything is
+                drawn at random; batches are the same to the bit. In memory that all workers share (and the ranks
+                that torchrun starts), gone with the data set; or in files that all jobs of the machine share.
+    cache_bytes: that it may take (`"8GB"`); None: half of the memory that is available, or of the free disk. What
+                does not fit is decoded in each epoch.
+    cache_key:  instead of the code of the functions in decode=, a text that is to change when what they do changes.
     rank, world_size: instead of those of torch.distributed (or RANK and WORLD_SIZE); for data-parallel groups.
 
     Raises UsageError at construction for what cannot work, and TailError where "even" cannot be, before the
@@ -94,19 +128,29 @@ class ShardDataset(BatchStream):
         decode: FieldDecode | Mapping[str, FieldDecode] = None,
         layout: Literal["hwc", "chw"] = "hwc",
         transform: Callable[..., Any] | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
-        on_error: Literal["raise", "skip"] = "raise",
+        collate: Collate | None = None,
+        missing: Mapping[str, WhenMissing] | None = None,
+        batch_transform: Callable[..., Any] | None = None,
+        on_error: OnError = "raise",
+        max_errors: int | float | None = None,
         error_report: str | os.PathLike[str] | None = None,
         max_pixels: int = MAX_PIXELS,
+        cache: str | None = None,
+        cache_bytes: int | str | None = None,
+        cache_key: str | None = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        table = _open(source)
-        chosen, as_tuple = choose_fields(tuple(table.fields), fields, tail)
+        table = open_table(source)
+        declared, rules = as_declaration(collate), as_rules(missing)
+        added = added_fields(declared, rules)
+        chosen, as_tuple = choose_fields(tuple(table.fields), fields, tail, added)
+        stored = tuple(name for name in chosen if name not in added)
+        check_rules(rules, tuple(table.fields), stored, makes_more=transform is not None)
         check_choice("layout", layout, ("hwc", "chw"))
-        check_choice("on_error", on_error, ("raise", "skip"))
+        check_errors(on_error, max_errors)
         check_choice("tail", tail, ("even", "drop", "pad"))
-        check_values(seed=seed, max_pixels=max_pixels, transform=transform, collate=collate)
+        check_values(seed=seed, max_pixels=max_pixels, transform=transform, collate=as_function(collate))
         super().__init__(seed=seed, ranks=given_ranks(rank, world_size))
         self.table: Table = table
         check_batch_size(batch_size, buckets)
@@ -115,14 +159,26 @@ class ShardDataset(BatchStream):
             seed=seed, shuffle=shuffle_mode(shuffle), block_samples=block_samples, lanes=lanes, repeat=repeat,
             draw=draw,
         )  # fmt: skip
+        size = None if cache_bytes is None else parse_size(cache_bytes)
         read = ReadOptions(
-            fields=chosen, decode=decode, transform=transform, on_error=on_error, max_pixels=max_pixels,
+            fields=stored, decode=decode, transform=transform, on_error=on_error, max_pixels=max_pixels,
+            missing=rules, max_errors=max_errors,
             error_report=None if error_report is None else report_path(error_report),
+            cache=CacheOptions.checked(cache, size, cache_key),
         )  # fmt: skip
-        self.reader = SampleReader(table, read, seed, self._counts.add)
+        self.reader = SampleReader(table, read, seed, self._counts.add, TableStandIns(table, seed, draw, buckets))
         pictures = frozenset(name for name, decoder in self.reader.decoders.items() if decoder.is_picture)
-        join = JoinOptions(fields=chosen, as_tuple=as_tuple, layout=layout, collate=collate)
+        declared = check_declaration(
+            declared, self.reader.decoders, missing=rules, asked=chosen if as_tuple else None,
+            others=(*table.fields, *ADDED), has_transform=transform is not None,
+        )  # fmt: skip
+        join = JoinOptions(
+            fields=chosen, as_tuple=as_tuple, layout=layout, collate=as_function(collate), declared=declared
+        )
         self.joiner = Joiner(join, pictures)
+        self.delivery = Delivery(
+            batch_transform, seed=seed, names=chosen if as_tuple else None, count=self._counts.add
+        )
         self._warned: set[str] = set()
         if buckets is not None and lanes > 1:
             raise UsageError(f"buckets in {lanes} lanes", fix="Leave one of them out")
@@ -184,23 +240,33 @@ class ShardDataset(BatchStream):
         assert size is not None
         return self.reader.sample_bytes * size
 
-    def make_batch(self, batch: BatchRows, alloc: Alloc = new_array) -> Any:
-        """The batch of these rows: read, decode, transform, collate. The same wherever it is made."""
-        more = {} if batch.valid is None else {VALID: batch.valid}
-        picked = Picked(batch.rows, batch.visits, more)
-        return as_tensors(read_batch(self.reader, self.joiner, picked, alloc))
+    def make_batch(
+        self, batch: BatchRows, alloc: Alloc = new_array, more: Mapping[str, NDArray[Any]] | None = None
+    ) -> Any:
+        """The batch of these rows: read, decode, transform, collate. The same wherever it is made.
+
+        more: further fields, a value for each row; those of the samples that are left are in the batch.
+        """
+        valid = {} if batch.valid is None else {VALID: batch.valid}
+        picked = Picked(batch.rows, batch.visits, {**valid, **(more or {})}, batch.epoch)
+        return self.delivery(read_batch(self.reader, self.joiner, picked, alloc), batch)
 
     @property
     def runs_user_code(self) -> bool:
         """Whether a function of the user's runs, which may draw from global generators."""
-        return self.reader.runs_user_code or self.joiner.options.collate is not None
+        functions = (self.joiner.options.collate, self.delivery.function)
+        return self.reader.runs_user_code or any(function is not None for function in functions)
 
     def _functions(self) -> dict[str, Any]:
         draw, buckets = self.ordering.draw, self.buckets
         return {
-            **self.reader.options.functions(), "collate": self.joiner.options.collate,
+            "source": self.table, **self.reader.options.functions(), "collate": self.joiner.options.collate,
+            "batch_transform": self.delivery.function,
             "draw": draw and (draw.classes or draw.weights), "buckets": buckets and buckets.lengths,
         }  # fmt: skip
+
+    def _opened(self, source: Any) -> Any:
+        return self.table
 
     def __getstate__(self) -> dict[str, Any]:
         return {name: value for name, value in super().__getstate__().items() if name not in ("lots", "bucketing")}
@@ -212,11 +278,11 @@ class ShardDataset(BatchStream):
         )
 
 
-def _open(source: Any) -> Table:
+def open_table(source: Any) -> Table:
     """The source itself if it is a table of the user's, else the shard set at that place."""
     if not isinstance(source, ShardSet) and hasattr(source, "gather"):
         table: Table = source
         return table
     if isinstance(source, Mapping):
-        return Concat(tuple(source), [_open(one) for one in source.values()])
+        return Concat(tuple(source), [open_table(one) for one in source.values()])
     return with_one_picture(source if isinstance(source, ShardSet) else open_shards(source))

@@ -15,6 +15,7 @@
     ├── SampleError                       one sample is at fault
     │   ├── DecodeError                   its bytes do not decode
     │   ├── TransformError                the user's transform failed on it, or collate on its batch
+    │   ├── TooManyBadSamples             more than max_errors of an epoch
     │   └── ShapeMismatch                 it does not fit into one array with the others of its batch
     └── WorkerError                       a worker process is at fault
         ├── WorkerDied
@@ -166,6 +167,10 @@ class DecodeError(SampleError):
 
 class TransformError(SampleError):
     """The user's transform raised on a sample, or collate on a batch; the exception is the `__cause__`."""
+
+
+class TooManyBadSamples(SampleError):
+    """More samples of an epoch than `max_errors` allows are bad; the last of them is the `__cause__`."""
 
 
 class ShapeMismatch(SampleError):

@@ -4,21 +4,26 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from time import perf_counter_ns
 from typing import Any, Literal
 
 import numpy as np
 
+from streamio.batching.declared import Collate, as_function
+from streamio.batching.delivery import Delivery
 from streamio.batching.joining import Joiner, merge, refuse_empty
-from streamio.batching.options import JoinOptions, check_choice, check_values
-from streamio.batching.reading import KEY, SOURCE, VALID, Picked
-from streamio.batching.tensors import as_tensors
+from streamio.batching.options import check_choice, check_values
+from streamio.batching.picked import KEY, SOURCE, VALID, Picked
+from streamio.batching.reading import Made, SampleReader
+from streamio.batching.sharing import common_joiner
+from streamio.batching.stages import Count, counted_batch
 from streamio.dataset import ShardDataset
 from streamio.errors import UsageError
 from streamio.order.columns import fingerprint
 from streamio.order.mixing import Anchor, MixtureOrder, Schedule, Stop, Weights, length, shares
 from streamio.order.plan import BatchRows, Plan, Tail, check_count
 from streamio.order.state import Facts, State
-from streamio.stream import BatchStream, EpochPlan, SampleCounts, Start, given_ranks
+from streamio.stream import BatchStream, EpochPlan, Start, given_ranks
 from streamio.types import Alloc, Rows, new_array
 from streamio.world import World
 
@@ -47,7 +52,8 @@ class Mixture(BatchStream):
     stop:       when an epoch ends: "all" sets gave all of their samples; "first": before any set would repeat one;
                 a number of samples; "never": one epoch without end.
     tail:       as in `ShardDataset`; for "single" an epoch has whole batches only.
-    collate:    function of a list of samples, instead of joining them field by field.
+    collate:    as in `ShardDataset`. A declaration may be that of the sets instead, if all have the same one.
+    batch_transform: function of a batch, as in `ShardDataset`. For "single" the sets have their own.
 
     Weights, `batches`, batch size, ranks and workers may change on resume: each set goes on at its next sample.
     Only the sets and what makes their orders must be the same.
@@ -64,7 +70,8 @@ class Mixture(BatchStream):
         batches: Literal["mixed", "single"] = "mixed",
         stop: Literal["all", "first", "never"] | int = "all",
         tail: Tail = "even",
-        collate: Callable[[list[Any]], Any] | None = None,
+        collate: Collate | None = None,
+        batch_transform: Callable[..., Any] | None = None,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
@@ -76,20 +83,25 @@ class Mixture(BatchStream):
             check_choice("stop", stop, ("all", "first", "never"))
         else:
             check_count("stop", stop)
-        check_values(seed=0, max_pixels=1, transform=weights, collate=collate)
+        check_values(seed=0, max_pixels=1, transform=weights, collate=as_function(collate))
         members = list(self.sets.values())
         super().__init__(seed=members[0].ordering.seed, ranks=given_ranks(rank, world_size))
         self.batch_size, self.batches, self.stop, self.tail = batch_size, batches, stop, tail
         self._weights: Weights = constant if weights is None else weights
         self._joiner = _joiner(self.sets, collate) if batches == "mixed" else None
-        if batches == "single" and collate is not None:
-            raise UsageError("collate with batches='single'", fix="Give it to the data sets")
+        for name, given in {"collate": collate, "batch_transform": batch_transform}.items():
+            if batches == "single" and given is not None:
+                raise UsageError(f"{name} with batches='single'", fix="Give it to the data sets")
+        self._delivery = _delivery(self._joiner, batch_transform, self._seed, self._counts.add)
         if tail == "pad" and any(member.joiner.options.as_tuple for member in members):
             raise UsageError("tail='pad' needs batches that are dicts", fix="Leave out fields= of the data sets")
         ends = np.cumsum([int(member.table.sizes.sum()) for member in members])
         self._offsets = np.concatenate([[0], ends[:-1]]).astype(np.int64)
         self._sizes = [member.ordering.samples(member.table.sizes) for member in members]
         self._plan(World(), 0, ())
+
+    def _opened(self, source: Any) -> Any:
+        return {name: (member.with_(), weight) for name, (member, weight) in source.items()}
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -161,10 +173,10 @@ class Mixture(BatchStream):
         order = fingerprint(*[member.ordering.facts(member.lots) for member in members])
         return data, sum(self._sizes), {"sets": ", ".join(self.names), "orders": order}
 
-    def statistics(self) -> SampleCounts:
-        """How many samples of all sets were left out so far."""
-        counts = [member.statistics() for member in self.sets.values()]
-        return SampleCounts(skipped=sum(c.skipped for c in counts), dropped=sum(c.dropped for c in counts))
+    def _totals(self) -> dict[str, int]:
+        """Those of all sets, too, which read their samples themselves."""
+        parts = [super()._totals(), *(member._totals() for member in self.sets.values())]
+        return {name: sum(part[name] for part in parts) for name in parts[0]}
 
     def batch_bytes(self) -> int:
         """About how much memory one batch takes, for deciding how many to make ahead."""
@@ -175,26 +187,27 @@ class Mixture(BatchStream):
         source = np.searchsorted(self._offsets, batch.rows, side="right") - 1
         if self._joiner is None:
             number = int(source[0])
-            rows = batch.rows - self._offsets[number]
-            made = list(self.sets.values())[number].make_batch(batch._replace(rows=rows), alloc)
-            return {**made, SOURCE: as_tensors(np.full(len(rows), number))} if isinstance(made, dict) else made
+            own = batch._replace(rows=batch.rows - self._offsets[number])
+            return self._member(number).make_batch(own, alloc, {SOURCE: source})
         more: dict[str, Any] = {_PLACE: np.arange(len(batch.rows)), SOURCE: source}
         if batch.valid is not None:
             more[VALID] = batch.valid
-        picked = Picked(batch.rows, batch.visits, more)
+        picked = Picked(batch.rows, batch.visits, more, batch.epoch)
         parts = [(number, picked.take(np.flatnonzero(source == number))) for number in np.unique(source).tolist()]
-        if self._by_sample:
-            return as_tensors(self._join_samples(self._joiner, parts, len(batch.rows), alloc))
-        return as_tensors(self._join_fields(self._joiner, parts, len(batch.rows), alloc))
+        join = self._join_samples if self._by_sample else self._join_fields
+        return self._delivery(join(self._joiner, parts, len(batch.rows), alloc), batch)
 
     def _join_fields(self, joiner: Joiner, parts: list[tuple[int, Picked]], asked: int, alloc: Alloc) -> Any:
-        read = []
+        read: list[tuple[SampleReader, Picked, dict[str, Any]]] = []
         for number, picked in parts:
-            reader = self._member(number).reader
-            read.append((reader, *reader.values(self._own(number, picked), new_array, joined=True)))
+            # Of a part all samples may be skipped, unless nothing else is left of the batch.
+            may_be_empty = picked is not parts[-1][1] or any(len(done.rows) for _, done, _ in read)
+            reader, own = self._member(number).reader, self._own(number, picked)
+            read.append((reader, *reader.values(own, new_array, joined=True, may_be_empty=may_be_empty)))
+        since = perf_counter_ns()
         places = _ranks([picked.more[_PLACE] for _, picked, _ in read])
         count = sum(map(len, places))
-        refuse_empty(asked, count, next((r.last_failure for r, *_ in read if r.last_failure), None))
+        refuse_empty(asked, count)
 
         def field(values: Sequence[Any]) -> Any:
             return merge(list(zip(places, values, strict=True)), count, alloc)
@@ -206,13 +219,18 @@ class Mixture(BatchStream):
         if KEY in joiner.options.fields:
             more[KEY] = keys
         merged = {name: field([values[name] for *_, values in read]) for name in read[0][2]}
-        return joiner.fields(merged, keys, more, alloc)
+        return counted_batch(self._counts.add, joiner.fields(merged, keys, more, alloc), count, since)
 
     def _join_samples(self, joiner: Joiner, parts: list[tuple[int, Picked]], asked: int, alloc: Alloc) -> Any:
-        made = [(self._member(n).reader, self._member(n).reader.samples(self._own(n, p))) for n, p in parts]
+        made: list[tuple[SampleReader, Made]] = []
+        for number, picked in parts:
+            may_be_empty = picked is not parts[-1][1] or any(done.samples for _, done in made)
+            reader, own = self._member(number).reader, self._own(number, picked)
+            made.append((reader, reader.samples(own, may_be_empty=may_be_empty)))
+        since = perf_counter_ns()
         places = _ranks([part.picked.more[_PLACE] for _, part in made])
         count = sum(map(len, places))
-        refuse_empty(asked, count, next((r.last_failure for r, _ in made if r.last_failure), None))
+        refuse_empty(asked, count)
 
         def field(values: Sequence[Any]) -> Any:
             return merge(list(zip(places, values, strict=True)), count, new_array)
@@ -220,14 +238,15 @@ class Mixture(BatchStream):
         keys = field([list(reader.keys(part.picked.rows)) for reader, part in made])
         more = {name: field([part.picked.more[name] for _, part in made]) for name in (SOURCE, VALID)
                 if name in made[0][1].picked.more}  # fmt: skip
-        return joiner.samples(field([part.samples for _, part in made]), keys, more, alloc)
+        batch = joiner.samples(field([part.samples for _, part in made]), keys, more, alloc)
+        return counted_batch(self._counts.add, batch, count, since)
 
     def _member(self, number: int) -> ShardDataset:
         return list(self.sets.values())[number]
 
     def _own(self, number: int, picked: Picked) -> Picked:
         """Rows of the mixture as those of the set."""
-        return Picked(picked.rows - self._offsets[number], picked.visits, picked.more)
+        return replace(picked, rows=picked.rows - self._offsets[number])
 
     @property
     def _by_sample(self) -> bool:
@@ -239,10 +258,12 @@ class Mixture(BatchStream):
     def runs_user_code(self) -> bool:
         """Whether a function of the user's runs, which may draw from global generators."""
         collate = self._joiner is not None and self._joiner.options.collate is not None
-        return collate or any(member.runs_user_code for member in self.sets.values())
+        mine = collate or self._delivery.function is not None
+        return mine or any(member.runs_user_code for member in self.sets.values())
 
     def _functions(self) -> dict[str, Any]:
         functions: dict[str, Any] = {"weights": self._weights if callable(self._weights) else None}
+        functions["batch_transform"] = self._delivery.function
         if self._joiner is not None:
             functions["collate"] = self._joiner.options.collate
         for name, member in self.sets.items():
@@ -326,31 +347,20 @@ def _parts(sets: Mapping[str, tuple[ShardDataset, float]]) -> tuple[dict[str, Sh
     return members, weights
 
 
-def _joiner(sets: Mapping[str, ShardDataset], collate: Callable[[list[Any]], Any] | None) -> Joiner:
-    """The one that joins samples of all sets. Raises UsageError where they have different fields or forms."""
-    (first, one), *_ = sets.items()
-    for name, other in sets.items():
-        if other.joiner.options.collate is not None:
-            raise UsageError(f"the set '{name}' has a collate= of its own", fix="Give collate= to the Mixture")
-        mine, yours = one.joiner.options, other.joiner.options
-        if set(mine.fields) != set(yours.fields):
-            differ = ", ".join(sorted(set(mine.fields) ^ set(yours.fields)))
+def _joiner(sets: Mapping[str, ShardDataset], collate: Collate | None) -> Joiner:
+    """The one that joins samples of all sets. Raises UsageError where these want different things."""
+    for name, member in sets.items():
+        if member.delivery.function is not None:
             raise UsageError(
-                f"the sets '{first}' and '{name}' have different fields: {differ}",
-                fix="Give both the same with fields=…, or use batches='single'",
+                f"the set '{name}' has a batch_transform= of its own", fix="Give batch_transform= to the Mixture"
             )
-        forms = [(o.fields if o.as_tuple else None, o.layout) for o in (mine, yours)]
-        if forms[0] != forms[1]:
-            raise UsageError(
-                f"the batches of '{first}' and '{name}' have different forms: {forms[0]}, {forms[1]}",
-                fix="Give both the same fields= and layout=",
-            )
-    options = one.joiner.options
-    pictures = frozenset[str]().union(*(member.joiner.pictures for member in sets.values()))
-    return Joiner(
-        JoinOptions(fields=options.fields, as_tuple=options.as_tuple, layout=options.layout, collate=collate),
-        pictures,
-    )
+    return common_joiner({name: (member.reader, member.joiner) for name, member in sets.items()}, collate)
+
+
+def _delivery(joiner: Joiner | None, function: Callable[..., Any] | None, seed: int, count: Count) -> Delivery:
+    options = None if joiner is None else joiner.options
+    names = options.fields if options is not None and options.as_tuple else None
+    return Delivery(function, seed=seed, names=names, count=count)
 
 
 def _ranks(places: Sequence[Rows]) -> list[Rows]:

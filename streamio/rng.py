@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import numpy as np
 
-DECODE, TRANSFORM = 0, 1
-"""Streams: what a decode-time operation draws does not shift what a transform draws."""
+DECODE, TRANSFORM, BATCH = 0, 1, 2
+"""Streams: what a decode-time operation draws does not shift what a transform draws, nor that what is drawn for the
+whole batch that the sample begins."""
 
 
 def generator(seed: int, epoch: int, row: int, stream: int = DECODE) -> np.random.Generator:
@@ -24,9 +25,12 @@ def generator(seed: int, epoch: int, row: int, stream: int = DECODE) -> np.rando
     return np.random.Generator(np.random.Philox(counter=counter, key=key))
 
 
-def batch_seed(seed: int, epoch: int, step: int, rank: int) -> int:
-    """A 63-bit seed for the global generators of a worker while it makes one batch."""
-    words = np.random.SeedSequence([seed & _WORD, epoch, step, rank]).generate_state(1, np.uint64)
+def batch_seed(seed: int, epoch: int, row: int) -> int:
+    """A 63-bit seed for the global generators of a worker while it makes the batch that begins with this row.
+
+    Not of the number of the step, which begins at 0 again after a resume.
+    """
+    words = np.random.SeedSequence([seed & _WORD, epoch & _WORD, row & _WORD]).generate_state(1, np.uint64)
     return int(words[0]) >> 1
 
 

@@ -6,26 +6,40 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from itertools import count, islice
+from itertools import chain, count, islice
+from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 import torch
 
+from streamio.batching.declared import Collate, added_fields, as_declaration, as_function, check_declaration
 from streamio.batching.decode import FieldDecode
+from streamio.batching.delivery import Delivery
 from streamio.batching.joining import Joiner, choose_fields, read_batch
-from streamio.batching.options import JoinOptions, ReadOptions, check_choice, check_values, report_path
-from streamio.batching.reading import ADDED, Picked, SampleReader
-from streamio.batching.tensors import as_tensors
+from streamio.batching.options import (
+    JoinOptions,
+    OnError,
+    ReadOptions,
+    check_choice,
+    check_errors,
+    check_values,
+    report_path,
+)
+from streamio.batching.picked import ADDED, Picked
+from streamio.batching.reading import SampleReader
+from streamio.batching.stages import READ, Count, spent
 from streamio.codecs import MAX_PIXELS
 from streamio.errors import ShardError, UsageError
+from streamio.order.permutation import derive_key
 from streamio.order.plan import BatchRows, check_count
+from streamio.order.standins import ATTEMPTS, among
 from streamio.order.state import Facts, State
 from streamio.order.streaming import Deal, Progress, shuffled, turns
-from streamio.shards.tarstream import HeldSamples, StreamSample, stream_samples, stream_sources
+from streamio.shards.tarstream import SHARD_BITS, HeldSamples, StreamSample, stream_samples, stream_sources
 from streamio.storage.pipes import STDIN, byte_stream, shown
 from streamio.stream import BatchStream, Start, given_ranks
-from streamio.types import Alloc, new_array
+from streamio.types import Alloc, Rows, new_array
 from streamio.world import World, this_worker
 
 _log = logging.getLogger("streamio")
@@ -61,8 +75,8 @@ class SequentialDataset(BatchStream):
                 (every sample once), "drop" leaves it out.
     shuffle:    draw the order of the shards, and of their samples from a buffer.
     buffer:     samples in it, of each worker, as stored; the first batch comes when it is full.
-    seed, decode, layout, transform, collate, on_error, error_report, max_pixels, rank, world_size: as for
-                `ShardDataset`.
+    seed, decode, layout, transform, collate, batch_transform, on_error, max_errors, error_report, max_pixels, rank,
+    world_size: as for `ShardDataset`; but the places of bad samples go to others of their batch and the one before.
 
     A shard goes to one worker. There must be one for each rank; a rank's workers beyond its shards have nothing to
     do. Raises UsageError at construction for what cannot work, or before the first batch where that depends on the
@@ -86,18 +100,23 @@ class SequentialDataset(BatchStream):
         decode: FieldDecode | Mapping[str, FieldDecode] = None,
         layout: Literal["hwc", "chw"] = "hwc",
         transform: Callable[..., Any] | None = None,
-        collate: Callable[[list[Any]], Any] | None = None,
-        on_error: Literal["raise", "skip"] = "raise",
+        collate: Collate | None = None,
+        batch_transform: Callable[..., Any] | None = None,
+        on_error: OnError = "raise",
+        max_errors: int | float | None = None,
         error_report: str | None = None,
         max_pixels: int = MAX_PIXELS,
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
         check_choice("layout", layout, ("hwc", "chw"))
-        check_choice("on_error", on_error, ("raise", "skip"))
+        check_errors(on_error, max_errors)
         check_choice("tail", tail, ("even", "drop"))
         chosen, _ = choose_fields([] if isinstance(fields, str) else fields, fields, tail)
-        check_values(seed=seed, max_pixels=max_pixels, transform=transform, collate=collate)
+        declared = as_declaration(collate)
+        added = added_fields(declared, {})
+        stored = tuple(name for name in chosen if name not in added)
+        check_values(seed=seed, max_pixels=max_pixels, transform=transform, collate=as_function(collate))
         check_count("batch_size", batch_size)
         check_count("buffer", buffer)
         if steps is not None:
@@ -113,15 +132,23 @@ class SequentialDataset(BatchStream):
             shards=stream_sources(source), batch_size=batch_size, steps=steps, tail=tail, shuffle=shuffle,
             buffer=buffer if shuffle else 1, seed=seed,
         )  # fmt: skip
-        self._held = HeldSamples(tuple(name for name in chosen if name not in ADDED), self.settings.shards)
+        self._held = HeldSamples(tuple(name for name in stored if name not in ADDED), self.settings.shards)
         self._board = _Board()
         read = ReadOptions(
-            fields=chosen, decode=decode, transform=transform, on_error=on_error, max_pixels=max_pixels,
-            error_report=None if error_report is None else report_path(error_report),
+            fields=stored, decode=decode, transform=transform, on_error=on_error, max_pixels=max_pixels,
+            max_errors=max_errors, error_report=None if error_report is None else report_path(error_report),
         )  # fmt: skip
-        self.reader = SampleReader(self._held, read, seed, self._counts.add)
+        self.reader = SampleReader(self._held, read, seed, self._counts.add, _HeldStandIns(self._held, seed))
         pictures = frozenset(name for name, decoder in self.reader.decoders.items() if decoder.is_picture)
-        self.joiner = Joiner(JoinOptions(fields=chosen, as_tuple=True, layout=layout, collate=collate), pictures)
+        declared = check_declaration(
+            declared, self.reader.decoders, missing={}, asked=chosen, others=ADDED,
+            has_transform=transform is not None,
+        )  # fmt: skip
+        join = JoinOptions(
+            fields=chosen, as_tuple=True, layout=layout, collate=as_function(collate), declared=declared
+        )
+        self.joiner = Joiner(join, pictures)
+        self.delivery = Delivery(batch_transform, seed=seed, names=chosen, count=self._counts.add)
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on where a state was taken, with as many ranks and workers: the batches are those of the run that was
@@ -154,7 +181,7 @@ class SequentialDataset(BatchStream):
         if STDIN in settings.shards and this_worker() is not None:
             raise UsageError("standard input cannot be read in a worker process", fix="Use num_workers=0")
         begun = Progress.from_words(start) if start else None
-        return StreamPlan(settings, world, epoch, begun, self._board, self._held)
+        return StreamPlan(settings, world, epoch, begun, self._board, self._held, self._counts.add)
 
     def _facts(self) -> tuple[str, int, Facts]:
         return (
@@ -169,15 +196,18 @@ class SequentialDataset(BatchStream):
 
     def make_batch(self, batch: BatchRows, alloc: Alloc = new_array) -> Any:
         """The batch of the samples that are held now: decode, transform, collate."""
-        return as_tensors(read_batch(self.reader, self.joiner, Picked(batch.rows, batch.visits, {}), alloc))
+        picked = Picked(batch.rows, batch.visits, {}, batch.epoch)
+        return self.delivery(read_batch(self.reader, self.joiner, picked, alloc), batch)
 
     @property
     def runs_user_code(self) -> bool:
         """Whether a function of the user's runs, which may draw from global generators."""
-        return self.reader.runs_user_code or self.joiner.options.collate is not None
+        functions = (self.joiner.options.collate, self.delivery.function)
+        return self.reader.runs_user_code or any(function is not None for function in functions)
 
     def _functions(self) -> dict[str, Any]:
-        return {**self.reader.options.functions(), "collate": self.joiner.options.collate}
+        functions = {"collate": self.joiner.options.collate, "batch_transform": self.delivery.function}
+        return {**self.reader.options.functions(), **functions}
 
     def __repr__(self) -> str:
         s = self.settings
@@ -219,10 +249,12 @@ class StreamPlan:
         begun: Progress | None,
         board: _Board,
         held: HeldSamples,
+        count: Count,
     ) -> None:
         self.settings, self.epoch, self.begun = settings, epoch, begun
-        self._world, self._board, self._held = world, board, held
+        self._world, self._board, self._held, self._count = world, board, held, count
         self._shards_read = 0
+        self._before: list[_Stored] = []  # the last ones of the batch before, which may take the places of bad ones
         self._deal(1)  # refuses what cannot be dealt
 
     @property
@@ -287,7 +319,9 @@ class StreamPlan:
             samples = shuffled(stored, s.buffer, deal.buffer_key(lane))
             self._skip(samples, made)
             while s.steps is None or made * deal.lanes + lane < s.steps:
+                since = perf_counter_ns()
                 batch = list(islice(samples, s.batch_size))
+                spent(self._count, READ, since)
                 if not batch or (s.tail == "drop" and len(batch) < s.batch_size):
                     self._board.end(self.epoch, deal.lanes, lane, made)
                     return
@@ -302,7 +336,9 @@ class StreamPlan:
 
     def _skip(self, samples: Iterator[_Stored], made: int) -> None:
         size = self.settings.batch_size
-        gone = sum(1 for _ in islice(samples, made * size))
+        gone = 0
+        for gone, item in enumerate(islice(samples, made * size), 1):  # noqa: B007
+            self._before = [*self._before[1 - ATTEMPTS :], item]
         if gone <= (made - 1) * size:
             raise ShardError(
                 f"the state was taken after {made * size:,} samples of these shards, which have {gone:,} now",
@@ -319,7 +355,7 @@ class StreamPlan:
                 with byte_stream(s.shards[shard]) as blocks:
                     for sample in stream_samples(blocks, shown(s.shards[shard])):
                         empty = False
-                        yield _Stored(shard << _SHARD_BITS | sample.number, number << 32 | self.epoch, sample)
+                        yield _Stored(shard << SHARD_BITS | sample.number, number << 32 | self.epoch, sample)
                 self._shards_read += 1
             if s.steps is None:
                 return
@@ -329,9 +365,10 @@ class StreamPlan:
                 )
 
     def _hold(self, step: int, batch: list[_Stored]) -> BatchRows:
-        self._held.hold({item.row: item.sample for item in batch})
+        self._held.hold({item.row: item.sample for item in chain(self._before, batch)})
         rows, visits = np.array([(item.row, item.visit) for item in batch], np.int64).T.copy()
-        return BatchRows(step, rows, visits, None)
+        self._before = batch[-ATTEMPTS:]
+        return BatchRows(step, rows, visits, None, self.epoch)
 
 
 class _Board:
@@ -368,7 +405,17 @@ class _Board:
 
 
 _MOST_LANES = 1024
-_SHARD_BITS = 40  # of a row: its number in a shard; a shard of a TB of empty samples has fewer
+
+
+@dataclass(frozen=True, slots=True)
+class _HeldStandIns:
+    """What takes the place of a bad sample: others that are held with it, since a stream has no more."""
+
+    held: HeldSamples
+    seed: int
+
+    def of(self, row: int, visit: int) -> Rows:
+        return among(self.held.rows(), row, derive_key(self.seed, visit, row))
 
 
 def _refuse(differs: str | None) -> None:

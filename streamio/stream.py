@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import pickle
 import sys
 import warnings
 from abc import abstractmethod
@@ -10,22 +11,32 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
 from types import FrameType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 from torch.utils.data import IterableDataset, default_convert, get_worker_info
 
-from streamio.batching.functions import check_picklable
-from streamio.batching.reading import DROPPED, SKIPPED
+from streamio.batching.caching import ADDED_BYTES, HITS, MISSES
+from streamio.batching.calls import Call
+from streamio.batching.checks import check_tensors
+from streamio.batching.failures import SKIPPED, SUBSTITUTED
+from streamio.batching.functions import go_by_value
+from streamio.batching.reading import DROPPED
+from streamio.batching.stages import BATCHES, SAMPLES, STAGES
+from streamio.callers import refuse_batch_size, refuse_second_split
 from streamio.errors import UsageError
 from streamio.handover.ring import SlotRing
+from streamio.mainguard import check_main_guard
 from streamio.order.plan import BatchRows
 from streamio.order.state import Facts, State
+from streamio.pickling import dumps_by_value, is_by_value
 from streamio.rng import batch_seed
 from streamio.seeding import seed_globals
 from streamio.types import Alloc, new_array
 from streamio.world import EpochCounter, SharedCounts, World, check_ranks, current_world, this_worker
 
 Start = tuple[int, ...]
+
+_COUNTED = (SKIPPED, SUBSTITUTED, DROPPED, SAMPLES, BATCHES, HITS, MISSES, ADDED_BYTES, *STAGES)
 
 
 class EpochPlan(Protocol):
@@ -59,15 +70,27 @@ class EpochStart:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class SampleCounts:
-    """Samples that were left out of batches, in all epochs and workers, also of batches made ahead.
+class DataStats:
+    """What a data set did so far: in all epochs, workers and loaders, also of batches made ahead.
 
-    skipped: those that did not decode, with on_error="skip".
-    dropped: those for which the transform returned None.
+    samples, batches: that were made.
+    skipped: bad samples that were left out, with on_error="skip".
+    substituted: bad samples that others took the places of.
+    dropped: samples for which the transform returned None, or that lack a field that missing= skips.
+    cache_hits, cache_misses: decoded values that were in the cache, and that were not.
+    cache_bytes: that were put into the cache.
+    seconds: in each stage ("read", "decode", "transform", "collate"), of all workers and threads together.
     """
 
+    samples: int
+    batches: int
     skipped: int
+    substituted: int
     dropped: int
+    cache_hits: int
+    cache_misses: int
+    cache_bytes: int
+    seconds: Mapping[str, float]
 
 
 class BatchStream(IterableDataset[Any]):
@@ -81,10 +104,17 @@ class BatchStream(IterableDataset[Any]):
     """Whether any process or thread can make any batch. Else each worker makes its own, one after the other, and
     torchdata, which asks iterators for a state, must read again."""
 
+    _call: Call
+
+    def __new__(cls, *arguments: Any, **options: Any) -> Self:
+        made = super().__new__(cls)
+        made._call = Call(arguments, options)
+        return made
+
     def __init__(self, *, seed: int, ranks: tuple[int, int] | None) -> None:
         self._seed, self._ranks = seed, ranks
         self._epochs = EpochCounter()
-        self._counts = SharedCounts((SKIPPED, DROPPED))
+        self._counts = SharedCounts(_COUNTED)
         self._parent_ranks: tuple[int, int] | None = None
         self._pid = os.getpid()
         self._planned: tuple[Any, EpochPlan] | None = None
@@ -108,12 +138,29 @@ class BatchStream(IterableDataset[Any]):
 
     @abstractmethod
     def _functions(self) -> dict[str, Any]:
-        """The user's functions, by the words for them in the call."""
+        """What of the user's goes to workers, functions above all, by the words for it in the call."""
 
     @property
     @abstractmethod
     def runs_user_code(self) -> bool:
         """Whether a function of the user's runs, which may draw from global generators."""
+
+    def with_(self, **options: Any) -> Self:
+        """A new data set with some options changed, that reads from the same opened files: for validation, say.
+
+            val = train.with_(decode=CenterCrop(224), transform=None, shuffle=False)
+
+        All that was not changed is as this one was made. It begins at epoch 0, and has counts of its own. Raises
+        UsageError for what is no option.
+        """
+        kind: Any = type(self)
+        source, given = self._call.again(kind, options)
+        made: Self = kind(self._opened(source), **given)
+        return made
+
+    def _opened(self, source: Any) -> Any:
+        """What the constructor was told to read, as it is open now."""
+        return source
 
     def begin_epoch(self) -> EpochStart:
         """For a loader, in its main process: the next epoch begins, and is followed by another."""
@@ -132,13 +179,19 @@ class BatchStream(IterableDataset[Any]):
 
     def make_seeded(self, at: EpochStart, batch: BatchRows, alloc: Alloc = new_array) -> Any:
         """`make_batch`; in a worker process the global generators are seeded for the user's functions first."""
-        self.seed_for(batch, at.epoch, at.rank)
-        return self.make_batch(batch, alloc)
+        self.seed_for(batch)
+        return self._checked(self.make_batch(batch, alloc))
 
-    def seed_for(self, batch: BatchRows, epoch: int, rank: int) -> None:
+    def _checked(self, batch: Any) -> Any:
+        """The batch as it is. Raises SampleError for tensors from a function of the user's that nobody can use."""
+        if self.runs_user_code:
+            check_tensors(batch, to_be_sent=this_worker() is not None)
+        return batch
+
+    def seed_for(self, batch: BatchRows) -> None:
         """Seed the global generators for a batch, if a function of the user's may draw from them in a worker."""
         if self.runs_user_code and this_worker() is not None:
-            seed_globals(batch_seed(self._seed, epoch, batch.step, rank))
+            seed_globals(batch_seed(self._seed, int(batch.visits[0]), int(batch.rows[0])))
 
     def __len__(self) -> int:
         """Batches that each rank gets in the epoch to come; exact. After a resume that is the rest of one."""
@@ -150,12 +203,33 @@ class BatchStream(IterableDataset[Any]):
         return self._epochs.next
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next one, in this process and in workers that live on."""
-        self._epochs.set(epoch)
+        """Make `epoch` the next one, in this process and in workers that live on.
 
-    def statistics(self) -> SampleCounts:
-        """How many samples were left out so far."""
-        return SampleCounts(**self._counts.totals())
+        A state that was loaded stays: where it is in the middle of this epoch, that is where it begins. Raises
+        UsageError where it is in another one, whose rest would be left out.
+        """
+        refuse_second_split(sys._getframe(1), self._world().world_size)
+        resumed, start = self._epochs.last_set()
+        waits = bool(start) and resumed == self._epochs.next
+        if waits and epoch != resumed:
+            raise UsageError(
+                f"set_epoch({epoch}), but a state was loaded that goes on in epoch {resumed}",
+                fix=f"Begin the loop over epochs with {resumed}, or load the state after set_epoch",
+            )
+        self._epochs.set(epoch, start if waits else ())
+
+    def step_samples(self) -> int:
+        """Samples of a global batch, where they are as many in each; else its batches."""
+        return int(getattr(self, "batch_size", None) or 1) * self._world().world_size
+
+    def stats(self) -> DataStats:
+        """How many samples were made and left out so far, and how long each stage took."""
+        totals = self._totals()
+        seconds = {stage: totals.pop(stage) / 1e9 for stage in STAGES}
+        return DataStats(**totals, seconds=seconds)
+
+    def _totals(self) -> dict[str, int]:
+        return self._counts.totals()
 
     def state_at(self, batches: int, epoch: int | None = None) -> dict[str, Any]:
         """Where a run is after so many batches of an epoch: numbers and strings, under 1 KB, alike on all ranks.
@@ -196,7 +270,8 @@ class BatchStream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         caller = sys._getframe(1)
-        _refuse_batch_size(caller)
+        refuse_batch_size(caller)
+        refuse_second_split(caller, self._world().world_size)
         ring = self._own_ring() if _hands_over(caller) else None
         batches = Batches(self, self._plan_of(self._epochs.begin()), self._world(), ring)
         return batches if self.in_any_order else (batch for batch in batches)
@@ -219,9 +294,15 @@ class BatchStream(IterableDataset[Any]):
         # Who unpickled us is a worker of the process that pickled us; its own forks have the facts themselves.
         return current_world(self._ranks, self._parent_ranks if self._pid == os.getpid() else None)
 
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        if get_spawning_popen() is None or is_by_value():  # other copies may share a lambda
+            return super().__reduce_ex__(protocol)
+        check_main_guard()
+        if go_by_value(self._functions()):
+            return pickle.loads, (dumps_by_value(self),)
+        return super().__reduce_ex__(protocol)
+
     def __getstate__(self) -> dict[str, Any]:
-        if get_spawning_popen() is not None:  # on the way to a worker; other copies may share a lambda
-            check_picklable(self._functions())
         world = self._world()
         left = ("_pid", "_planned", "_ring")
         kept = {name: value for name, value in self.__dict__.items() if name not in left}
@@ -254,12 +335,12 @@ class Batches(Iterator[Any]):
             self._started = True
             stream._epochs.started(self._plan.epoch)
         batch = next(self._shares)
-        stream.seed_for(batch, self._plan.epoch, self._world.rank)
+        stream.seed_for(batch)
         made: Any
         if self._ring is None:
-            made = stream.make_batch(batch)
+            made = stream._checked(stream.make_batch(batch))
         else:
-            made = self._ring.make(lambda alloc: _converted(stream.make_batch(batch, alloc)))
+            made = self._ring.make(lambda alloc: _converted(stream._checked(stream.make_batch(batch, alloc))))
         self._next = batch.step + self._world.workers
         return made
 
@@ -314,18 +395,6 @@ def warn_once(message: str, seen: set[str]) -> None:
     if message not in seen and this_worker() is None:
         seen.add(message)
         warnings.warn(message, UserWarning, stacklevel=2)
-
-
-def _refuse_batch_size(caller: FrameType) -> None:
-    """Raise if a DataLoader is about to collect our batches into batches of batches.
-
-    A data set is told nothing about the loader that reads it; the loader's fetcher, which calls `__iter__`, knows.
-    """
-    if caller.f_locals.get("auto_collation") is True:
-        raise UsageError(
-            "the DataLoader has a batch_size (1 if none is given), but the data set makes whole batches",
-            fix="Write DataLoader(dataset, batch_size=None, …); the size of a batch is the data set's batch_size",
-        )
 
 
 def _hands_over(caller: FrameType) -> bool:

@@ -16,11 +16,13 @@ from streamio.order.lengths import check_batch_size
 from streamio.order.plan import Tail, check_count
 from streamio.order.tokens import edges_of
 from streamio.shards.shardset import ShardSet, open_shards
-from streamio.shards.tokens import STARTS, TOKENS, Documents, Mode, Overlong, TokenTable, find_field
+from streamio.shards.tokenfields import find_field
+from streamio.shards.tokens import STARTS, TOKENS, Documents, Mode, Overlong, TokenTable
 
 _log = logging.getLogger("streamio")
 
-_REFUSED = ("decode", "layout", "max_pixels", "on_error", "error_report")
+_REFUSED = ("decode", "layout", "max_pixels")
+_OF_TRANSFORM = ("on_error", "max_errors", "error_report")
 
 
 class TokenDataset(ShardDataset):
@@ -54,9 +56,10 @@ class TokenDataset(ShardDataset):
                 last one shorter. Must be said where there are any. Only for "documents".
     position_ids: also give `position_ids` int64, counted from 0 in each sequence of `cu_seqlens`: (batch_size, T)
                 when packed, (all of the batch,) for documents.
-    shuffle, seed, tail, options: as for `ShardDataset`: what decides the order, rank and world_size; transform and
-                collate, which take samples {"tokens": (T + 1,)}, with "document_starts" when packed; fields, but
-                only for "windows" (`fields=("tokens",)` gives tuples, and spares reading the keys).
+    shuffle, seed, tail, options: as for `ShardDataset`: what decides the order, rank and world_size; transform
+                (and then on_error, max_errors, error_report) and collate, which take samples {"tokens": (T + 1,)},
+                with "document_starts" when packed; batch_transform, which takes the batch; fields, but only for
+                "windows" (`fields=("tokens",)` gives tuples, and spares reading the keys).
 
     Where documents lie is worked out from the shard indexes, at once, without reading a shard (but one header). It
     takes 8 bytes of memory for each document in each process that does not share it by fork, 16 under "split".
@@ -98,6 +101,9 @@ class TokenDataset(ShardDataset):
         super().__init__(table, batch_size, shuffle=shuffle, seed=seed, tail=tail, **options)
         if self.dropped_tokens:
             _log.info("%s: %d of %d tokens are in no row", shards.path, self.dropped_tokens, self.tokens)
+
+    def _opened(self, source: Any) -> Any:
+        return self.table.documents.set
 
     @property
     def length(self) -> int:
@@ -178,6 +184,12 @@ def _check_options(
         if name in options:
             raise UsageError(
                 f"{name}={options[name]!r} for tokens", fix="There is nothing for it to do; leave it out"
+            )
+    for name in _OF_TRANSFORM:
+        if name in options and options.get("transform") is None:
+            raise UsageError(
+                f"{name}={options[name]!r} for tokens, of which none is bad unless a transform raises on it",
+                fix="Leave it out, or give transform= too",
             )
     if mode != "windows" and options.get("fields") is not None:
         raise UsageError(

@@ -216,17 +216,36 @@ if hasattr(os, "register_at_fork"):
 class SharedCounts:
     """Counts of a data set and its copies in worker processes: each process adds to a place of its own.
 
-    Workers of one id share a place only if they belong to loaders that run at the same time.
+    Workers of one id share a place only if they belong to loaders that run at the same time. Adding takes 0.3 µs,
+    so it is for batches and not for samples.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._names = tuple(names)
-        self._cells = _shared(_PLACES, len(names))
+        self._setup(tuple(names), _shared(_PLACES, len(names)))
+
+    def _setup(self, names: tuple[str, ...], cells: torch.Tensor) -> None:
+        self._names, self._cells, self._width = names, cells, len(names)
+        self._columns = {name: column for column, name in enumerate(names)}
+        self._numbers = (
+            memoryview(cells.numpy().data).cast("B").cast("q")
+        )  # a tensor takes ten times as long to add to
 
     def add(self, name: str, count: int) -> None:
-        info = this_worker()
-        with _counting:
-            self._cells[0 if info is None else 1 + info.id % (_PLACES - 1), self._names.index(name)] += count
+        place = _own_place() if _place is None else _place
+        at, numbers, lock = place * self._width + self._columns[name], self._numbers, _counting
+        lock.acquire()  # `with` takes a third of the time of all this
+        try:
+            numbers[at] += count
+        finally:
+            lock.release()
+
+    def put(self, name: str, value: int) -> None:
+        """Make this the value of this process, whatever was added."""
+        self._numbers[(_own_place() if _place is None else _place) * self._width + self._columns[name]] = value
+
+    def of_worker(self, number: int, name: str) -> int:
+        """What one worker process counted, or put."""
+        return self._numbers[(1 + number % (_PLACES - 1)) * self._width + self._columns[name]]
 
     def totals(self) -> dict[str, int]:
         return dict(zip(self._names, self._cells.sum(0).tolist(), strict=True))
@@ -236,16 +255,26 @@ class SharedCounts:
         return {"names": self._names, "cells": self._cells if get_spawning_popen() is not None else None}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self._names, cells = state["names"], state["cells"]
-        self._cells = _shared(_PLACES, len(self._names)) if cells is None else cells
+        names, cells = state["names"], state["cells"]
+        self._setup(names, _shared(_PLACES, len(names)) if cells is None else cells)
 
 
 _counting = threading.Lock()
+_place: int | None = None
+
+
+def _own_place() -> int:
+    """That of this process in all `SharedCounts`. It is a worker, or not, before it counts anything."""
+    global _place
+    if _place is None:
+        info = this_worker()
+        _place = 0 if info is None else 1 + info.id % (_PLACES - 1)
+    return _place
 
 
 def _after_fork() -> None:
-    global _counting
-    _counting = threading.Lock()  # a thread of the parent may have held the other
+    global _counting, _place
+    _counting, _place = threading.Lock(), None  # a thread of the parent may have held the other
 
 
 if hasattr(os, "register_at_fork"):

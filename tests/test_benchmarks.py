@@ -351,3 +351,13 @@ def test_a_page_can_come_of_several_runs(monkeypatch: pytest.MonkeyPatch, tmp_pa
         results = rounds.Session(options).run()
     cells = [run.cell for run in results.runs]
     assert {cell[0] for cell in cells} == {"d", "h"} and len(cells) == len(set(cells))
+
+
+def test_the_command_for_caches_has_a_line_for_each_way() -> None:
+    result = CliRunner().invoke(app, ["cache", "--samples", "12"])
+    assert result.exit_code == 0, result.output
+    rows = [line.split("|")[2:8] for line in result.output.splitlines()[2:]]
+    assert len(rows) == 10
+    for kind, cache, first, later, held, size in (map(str.strip, row) for row in rows):
+        assert float(first) > 0 and float(later) >= 0 and int(size) > 0
+        assert (int(held) > 0) == (cache != "none") and (cache == "none" or kind == "500 x 375, JPEG")

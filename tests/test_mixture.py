@@ -240,7 +240,7 @@ def test_each_set_has_its_own_transform_and_draws_as_it_does_alone(paths: dict[s
         for batch in data
         for k, d in zip(batch["__key__"], batch["drawn"].tolist(), strict=True)
     }
-    dropped = a.statistics().dropped
+    dropped = a.stats().dropped
     assert dropped == len([i for i in range(300) if i % 7 == 3])
     count = 0
     for batch in mixture:
@@ -249,7 +249,7 @@ def test_each_set_has_its_own_transform_and_draws_as_it_does_alone(paths: dict[s
         assert above == [s == 0 for s in batch["__source__"].tolist()]
         assert [alone[pair] for pair in samples([batch])] == batch["drawn"].tolist()
         count += len(above)
-    assert mixture.statistics().dropped - dropped == 160 - count
+    assert mixture.stats().dropped - dropped == 160 - count
 
 
 def test_samples_that_do_not_decode_are_skipped_by_the_policy_of_their_set(tmp_path: Path) -> None:
@@ -260,7 +260,7 @@ def test_samples_that_do_not_decode_are_skipped_by_the_policy_of_their_set(tmp_p
     mixture = Mixture(sets, 10, stop=80)
     sizes = [(len(batch["jpg"]), len(batch["__source__"])) for batch in mixture]
     assert sum(n for n, _ in sizes) == 64 and all(n == m for n, m in sizes)
-    assert mixture.statistics().skipped == 16
+    assert mixture.stats().skipped == 16
 
 
 def streamio_jpg() -> bytes:

@@ -13,7 +13,8 @@ import pytest
 from tests.samples import jpg, tree
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGES = [ROOT / "README.md", ROOT / "docs" / "pack.md", ROOT / "docs" / "train.md"]
+_RUN = ("pack", "train", "batches", "caching", "stalls", "device", "troubleshooting")
+PAGES = [ROOT / "README.md", *(ROOT / "docs" / f"{name}.md" for name in _RUN)]
 
 _BLOCK = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 

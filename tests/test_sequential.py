@@ -305,7 +305,7 @@ def test_samples_that_do_not_decode_are_skipped_and_counted(tmp_path: Path) -> N
     with pytest.raises(SampleError, match=r"a\.tar, row 2 \('2'\), field jpg"):
         list(SequentialDataset(tar, 3, ("jpg",), decode=CenterCrop(4)))
     ds = SequentialDataset(tar, 3, ("jpg",), decode=CenterCrop(4), on_error="skip")
-    assert [len(batch[0]) for batch in ds] == [2, 3] and ds.statistics().skipped == 1
+    assert [len(batch[0]) for batch in ds] == [2, 3] and ds.stats().skipped == 1
 
 
 def test_shards_without_samples_do_not_go_round_for_ever(tmp_path: Path) -> None:

@@ -18,7 +18,8 @@ _NO_NUMBERS = "SUO"
 
 _FIX_SHAPES = (
     "Give them one size while decoding (decode=streamio.image.RandomResizedCrop(224), CenterCrop or Resize), "
-    "pack them in one (streamio pack --resize-short … --store raw), or join them yourself (collate=…)"
+    "pack them in one (streamio pack --resize-short … --store raw), or say how they are joined: "
+    "collate={field: streamio.Pad(), streamio.Ragged() or 'list'}"
 )
 
 
@@ -29,32 +30,37 @@ def collate(samples: Sequence[Any], keys: Sequence[str], alloc: Alloc) -> Any:
     """
     first = samples[0]
     if isinstance(first, Mapping):
-        _check_fields(samples, keys)
-        return {name: _field(name, [s[name] for s in samples], keys, alloc) for name in first}
+        columns = by_field(samples, keys)
+        return {name: join_values(name, values, keys, alloc) for name, values in columns.items()}
     if isinstance(first, (tuple, list)):
         if any(not isinstance(s, (tuple, list)) or len(s) != len(first) for s in samples):
             raise SampleError("the samples of one batch are tuples of different lengths")
         return tuple(
-            _field(str(i), list(values), keys, alloc) for i, values in enumerate(zip(*samples, strict=True))
+            join_values(str(i), list(values), keys, alloc) for i, values in enumerate(zip(*samples, strict=True))
         )
     return stack("", samples, keys, alloc)
 
 
-def _field(name: str, values: list[Any], keys: Sequence[str], alloc: Alloc) -> Any:
+def join_values(name: str, values: list[Any], keys: Sequence[str], alloc: Alloc) -> Any:
+    """The values of one field as one of the batch; mappings and tuples field by field."""
     if isinstance(values[0], (Mapping, tuple)):
         return collate(values, keys, alloc)
     return stack(name, values, keys, alloc)
 
 
-def _check_fields(samples: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> None:
+def by_field(samples: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, list[Any]]:
+    """Samples as the values of each field. Raises SampleError where they have different fields."""
     expected = set(samples[0])
     for sample, key in zip(samples, keys, strict=True):
         if set(sample) != expected:
             differ = ", ".join(sorted(set(sample) ^ expected))
             raise SampleError(
                 f"has other fields than the sample '{keys[0]}' of its batch: {differ}",
-                fix="Let every sample have the same fields, or join them yourself (collate=…)", key=key,
-            )  # fmt: skip
+                fix="Let every sample have the same fields, say what becomes of those without with missing={field: "
+                "…}, or join them yourself (collate=…)",
+                key=key,
+            )
+    return {name: [sample[name] for sample in samples] for name in samples[0]}
 
 
 def stack(field: str, values: Sequence[Any], keys: Sequence[str], alloc: Alloc) -> NDArray[Any] | list[Any]:
@@ -74,13 +80,18 @@ def stack(field: str, values: Sequence[Any], keys: Sequence[str], alloc: Alloc) 
     if kinds <= {"int", "float"}:
         return _into(alloc, values, np.dtype(np.float64))
     if "none" in kinds and kinds & {"array", "bool", "int", "float"}:
-        missing = keys[[value is None for value in values].index(True)]
-        raise SampleError(
-            "the sample has no such field, others of its batch have",
-            fix="Leave such samples out with where(…), leave the field out with fields=…, or use collate=…",
-            key=missing, field=field or None,
-        )  # fmt: skip
+        raise lacks_field(field, keys[[value is None for value in values].index(True)])
     return list(values)
+
+
+def lacks_field(field: str, key: str) -> SampleError:
+    """The error for a sample without a field that becomes an array."""
+    return SampleError(
+        "the sample has no such field, others of its batch have",
+        fix="Say what becomes of such samples with missing={field: …}, leave them out with where(…), or the field "
+        "with fields=…",
+        key=key, field=field or None,
+    )  # fmt: skip
 
 
 def _kind(value: Any) -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamio.batching.resizing import best_resize
-from streamio.codecs import IMAGES, codec_named, decode_image, transform_image
+from streamio.codecs import IMAGES, Known, codec_named, decode_image, transform_image
 from streamio.errors import DecodeError, StreamioError, UsageError
 from streamio.image import ImageOp
 from streamio.shards.manifest import FieldSpec
@@ -21,12 +21,15 @@ NUMBER_CODECS = frozenset({"int", "float", "bool"})
 _ARRAY_CODECS = IMAGE_CODECS | NUMBER_CODECS | {"npy"}
 
 _FIX_LACKING = (
-    "Leave such samples out with where(…) or on_error='skip', or the field with fields=…; "
-    "collate=… and transform=… get None for it"
+    "Say what becomes of such samples with missing={field: …}, leave them out with where(…), or the field with "
+    "fields=…; a transform gets None for it"
 )
 
 Values: TypeAlias = NDArray[Any] | list[Any]
 """One field of a batch: an array (n, …) where all values came into one, else a list of n."""
+
+Columns: TypeAlias = dict[str, Values]
+"""The fields of a batch, by name."""
 
 Rng: TypeAlias = Callable[[int], np.random.Generator]
 """Index in the batch -> the generator of that sample; new, and the same, at every call."""
@@ -54,6 +57,8 @@ class FieldDecoder:
     op:         decode-time operation of pictures.
     function:   the user's, from the raw bytes to any value.
     raw:        hand over bytes.
+    fill:       gives the value of a sample without the field.
+    required:   a sample without the field is a failure, whatever comes after.
     max_pixels: pictures with more are refused before they are decoded.
     """
 
@@ -63,6 +68,8 @@ class FieldDecoder:
     op: ImageOp | None = None
     function: Callable[[bytes], Any] | None = None
     raw: bool = False
+    fill: Callable[[], Any] | None = None
+    required: bool = False
     max_pixels: int
 
     @property
@@ -78,14 +85,22 @@ class FieldDecoder:
             return np.dtype(spec.dtype).itemsize * int(np.prod(spec.shape))
         return 1_000_000 if self.is_picture and not self.raw else 1000
 
-    def decode(self, data: memoryview, rng: np.random.Generator | None, out: NDArray[np.uint8] | None) -> Any:
-        """One value from its bytes; pictures go into `out` where it is given."""
+    def decode(
+        self,
+        data: memoryview,
+        rng: np.random.Generator | None,
+        out: NDArray[np.uint8] | None,
+        known: Known | None = None,
+    ) -> Any:
+        """One value from its bytes; pictures go into `out` where it is given. known: see `decode_image`."""
         if self.raw:
             return bytes(data)
         if self.function is not None:
             return self.function(bytes(data))
         if self.codec in IMAGE_CODECS:
-            return decode_image(data, self.op, rng, out=out, max_pixels=self.max_pixels, resize=best_resize())
+            return decode_image(
+                data, self.op, rng, out=out, max_pixels=self.max_pixels, resize=best_resize(), known=known
+            )
         return codec_named(self.codec).decode(data)
 
 
@@ -163,9 +178,9 @@ def decode_column(
     size = decoder.op.size if decoder.op is not None else None
     if size is None:
         required = joined and decoder.fills_array
-        return _decode_each(decoder, column.values, rng, [None] * len(column), required)
+        return decode_each(decoder, column.values, rng, [None] * len(column), required)
     pixels = alloc((len(column), *size, 3), np.dtype(np.uint8))
-    return pixels, _decode_each(decoder, column.values, rng, list(pixels), True)[1]
+    return pixels, decode_each(decoder, column.values, rng, list(pixels), True)[1]
 
 
 def _from_array(op: ImageOp | None, values: NDArray[Any], rng: Rng, alloc: Alloc) -> Values:
@@ -179,23 +194,30 @@ def _from_array(op: ImageOp | None, values: NDArray[Any], rng: Rng, alloc: Alloc
     return pixels
 
 
-def _decode_each(
+def decode_each(
     decoder: FieldDecoder,
     items: Sequence[memoryview | NDArray[Any] | None],
     rng: Rng,
     outs: Sequence[NDArray[np.uint8] | None],
     required: bool,
+    known: Callable[[int], Known] | None = None,
 ) -> tuple[list[Any], list[Failure]]:
-    """Item by item. `required`: a sample without the field is a failure."""
+    """Item by item. required: a sample without the field is a failure. known: of the item at this index."""
     values: list[Any] = []
     failures: list[Failure] = []
     for i, (item, out) in enumerate(zip(items, outs, strict=True)):
         value = item
         try:
-            if item is None and required:
+            if item is None and decoder.fill is not None:
+                value = decoder.fill()
+                if out is not None:
+                    out[...] = value
+            elif item is None and (required or decoder.required):
                 raise DecodeError("the sample has no such field, others have", fix=_FIX_LACKING)
             if isinstance(item, memoryview):
-                value = decoder.decode(item, rng(i) if decoder.op is not None else None, out)
+                value = decoder.decode(
+                    item, rng(i) if decoder.op is not None else None, out, None if known is None else known(i)
+                )
         except Exception as error:
             value = None
             failures.append(Failure(i, decoder.field, _as_decode_error(error, decoder)))

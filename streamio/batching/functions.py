@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import inspect
-import pickle
 from collections.abc import Callable, Mapping
+from types import FunctionType
 from typing import Any
 
 from streamio.batching.decode import Values
 from streamio.errors import UsageError
+from streamio.pickling import GRADIENT, Fault, find_fault, has_cloudpickle, main_is_imported
 
 
 def as_samples(values: Mapping[str, Values], count: int) -> list[dict[str, Any]]:
@@ -27,17 +28,53 @@ def takes_rng(function: Callable[..., Any]) -> bool:
     return "rng" in parameters or len(needed) >= 2
 
 
-def check_picklable(functions: Mapping[str, Any]) -> None:
-    """Raise UsageError with the name of the argument that cannot go to a worker under spawn or forkserver.
+def go_by_value(functions: Mapping[str, Any]) -> bool:
+    """Whether functions can go to a worker under spawn or forkserver only with cloudpickle; False: just so.
 
     functions: by the words for them in the call (`transform`, `decode['jpg']`).
+
+    Raises UsageError with the path of what cannot go at all (`transform.steps[1].fn`).
     """
+    by_value = False
     for name, function in functions.items():
-        try:
-            pickle.dumps(function)
-        except Exception as error:
+        fault = find_fault(function, name)
+        if fault is not None and has_cloudpickle():
+            by_value, fault = True, find_fault(function, name, by_value=True)
+        if fault is not None:
             raise UsageError(
-                f"{name}={function!r} cannot be sent to a worker process: {error}",
-                fix="Define it with 'def' (or as a class) at the top level of a module; a lambda or a function "
-                "inside a function only works with num_workers=0 or multiprocessing_context='fork'",
-            ) from error
+                f"{fault.path}={_shown(fault.value)} is {fault.what}, which cannot be sent to a worker process "
+                f"under spawn or forkserver: {fault.reason}",
+                fix=_way_out(fault),
+            )
+    return by_value
+
+
+def _shown(value: Any) -> str:
+    text = " ".join(repr(value).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+_LONGEST = 160
+
+
+def _way_out(fault: Fault) -> str:
+    value = fault.value
+    if fault.what == GRADIENT:
+        return "Keep its values only: .detach(), or make it under 'with torch.no_grad():'"
+    defined = value if isinstance(value, FunctionType | type) else type(value)
+    name = defined.__name__
+    cloudpickle = "; or run 'pip install streamio[notebook]': cloudpickle sends it as it is"
+    if defined.__module__ == "__main__" and name != "<lambda>" and not main_is_imported():
+        return (
+            f"Move it to a module: put '%%writefile my_{name.lower()}.py' on top of its cell, run that, and write "
+            f"'from my_{name.lower()} import {name}'{cloudpickle}"
+        )
+    if defined is value or "<locals>" in defined.__qualname__:
+        return (
+            f"Define it with 'def' (or as a class) at the top level of a module{cloudpickle}; or use num_workers=0 "
+            "or the start method fork"
+        )
+    return (
+        "Open or make it in the worker when it is first used, and leave it out of the pickle (__getstate__); or "
+        "use num_workers=0 or the start method fork"
+    )

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from time import perf_counter_ns
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from streamio.batching.collate import collate, stack
+from streamio.batching.collate import by_field, collate, join_values, lacks_field, stack
+from streamio.batching.declared import Apart, join_declared
 from streamio.batching.decode import Values
 from streamio.batching.options import JoinOptions
-from streamio.batching.reading import ADDED, KEY, Picked, SampleReader
-from streamio.errors import SampleError, StreamioError, TransformError, UsageError
+from streamio.batching.picked import ADDED, KEY, Picked
+from streamio.batching.reading import SampleReader
+from streamio.batching.stages import counted_batch
+from streamio.errors import SampleError, TransformError, UsageError
 from streamio.types import Alloc
 
 
@@ -29,7 +33,13 @@ class Joiner:
         self, values: Mapping[str, Values], keys: Sequence[str], more: Mapping[str, Any], alloc: Alloc
     ) -> Any:
         """n values of each field as one batch. more: what is joined already."""
-        batch = {n: v if isinstance(v, np.ndarray) else stack(n, v, keys, alloc) for n, v in values.items()}
+        declared = self.options.declared
+        batch: dict[str, Any] = {}
+        for name, column in values.items():
+            if name in declared:
+                batch |= join_declared(name, column, keys, alloc, declared[name])
+            else:
+                batch[name] = column if isinstance(column, np.ndarray) else stack(name, column, keys, alloc)
         if self.options.layout == "chw":
             batch |= {name: _channels_first(batch[name]) for name in self.pictures & batch.keys()}
         return self._shape({**batch, **more})
@@ -43,8 +53,34 @@ class Joiner:
                 raise TransformError(
                     f"collate raised {type(error).__name__}: {error}; the batch starts with '{keys[0]}'"
                 ) from error
-        batch = collate(samples, keys, alloc)
+        join = self._by_declaration if self.options.declared else collate
+        batch = join(samples, keys, alloc)
         return self._shape({**batch, **more}) if isinstance(batch, dict) else batch
+
+    def _by_declaration(self, samples: list[Any], keys: Sequence[str], alloc: Alloc) -> dict[str, Any]:
+        declared = self.options.declared
+        for sample, key in zip(samples, keys, strict=True):
+            if not isinstance(sample, Mapping):
+                raise SampleError(
+                    f"the transform returned a {type(sample).__name__}, and collate= declares fields",
+                    fix="Return a dict of fields, or give a function as collate=", key=key,
+                )  # fmt: skip
+        columns = by_field(samples, keys)
+        batch: dict[str, Any] = {}
+        for name in (*columns, *(name for name in declared if name not in columns)):
+            if name not in columns:
+                raise lacks_field(name, keys[0])
+            if name in declared:
+                made = join_declared(name, columns[name], keys, alloc, declared[name])
+            else:
+                made = {name: join_values(name, columns[name], keys, alloc)}
+            if len(made) > 1 and (twice := made.keys() & columns.keys() - {name}):
+                raise SampleError(
+                    f"the transform returned a field '{min(twice)}', which collate= adds to '{name}'",
+                    fix='Give that another name: Pad(mask="name", lengths="name"), or rename the field',
+                )
+            batch |= made
+        return batch
 
     def _shape(self, batch: dict[str, Any]) -> Any:
         """The batch as the user wants it: a dict, or a tuple of the fields asked for."""
@@ -61,6 +97,8 @@ class Joiner:
 
 def _channels_first(pictures: Any) -> Any:
     """(B, H, W, C) seen as (B, C, H, W): no copy; torch calls this memory `channels_last`, and GPUs prefer it."""
+    if isinstance(pictures, Apart):
+        return Apart(one.transpose(2, 0, 1) if isinstance(one, np.ndarray) else one for one in pictures)
     return pictures.transpose(0, 3, 1, 2) if isinstance(pictures, np.ndarray) and pictures.ndim == 4 else pictures
 
 
@@ -68,35 +106,36 @@ def read_batch(reader: SampleReader, joiner: Joiner, picked: Picked, alloc: Allo
     """The batch of some samples of one table: gathered, decoded, transformed and joined."""
     if reader.options.transform is not None or joiner.options.collate is not None:
         made = reader.samples(picked)
-        refuse_empty(len(picked.rows), len(made.samples), reader.last_failure)
-        return joiner.samples(made.samples, reader.keys(made.picked.rows), made.picked.more, alloc)
+        refuse_empty(len(picked.rows), len(made.samples))
+        since = perf_counter_ns()
+        batch = joiner.samples(made.samples, reader.keys(made.picked.rows), made.picked.more, alloc)
+        return counted_batch(reader.count, batch, len(made.samples), since)
     left, values = reader.values(picked, alloc, joined=True)
-    refuse_empty(len(picked.rows), len(left.rows), reader.last_failure)
+    refuse_empty(len(picked.rows), len(left.rows))
+    since = perf_counter_ns()
     more: dict[str, Any] = dict(left.more)
     if KEY in joiner.options.fields:
         more[KEY] = reader.table.keys(left.rows)
-    return joiner.fields(values, reader.keys(left.rows), more, alloc)
+    batch = joiner.fields(values, reader.keys(left.rows), more, alloc)
+    return counted_batch(reader.count, batch, len(left.rows), since)
 
 
-def refuse_empty(asked: int, left: int, failure: StreamioError | None) -> None:
-    """Raise SampleError for a batch of which nothing is left."""
-    if left:
-        return
-    if failure is None:
+def refuse_empty(asked: int, left: int) -> None:
+    """Raise SampleError for a batch of which nothing is left. Bad samples never empty one: see `SampleReader`."""
+    if not left:
         raise SampleError(
-            f"transform returned None for all {asked} samples of a batch",
+            f"transform returned None for all of the {asked} samples of a batch that were not bad, or they lack a "
+            "field that missing= skips",
             fix="A batch may get smaller, not empty: use where(…) to leave out samples before they are read",
         )
-    raise SampleError(
-        f"none of the {asked} samples of a batch is left; the last that did not decode: {failure}",
-        fix="With on_error='skip' a batch may get smaller, not empty: look at the data or the decoder",
-    )
 
 
-def choose_fields(known: Sequence[str], fields: Sequence[str] | None, tail: str) -> tuple[tuple[str, ...], bool]:
+def choose_fields(
+    known: Sequence[str], fields: Sequence[str] | None, tail: str, added: Sequence[str] = ()
+) -> tuple[tuple[str, ...], bool]:
     """(fields to deliver, whether as a tuple). Raises UsageError for names that are not there.
 
-    known: those of the table; None asks for all of them, in a dict.
+    known: those of the table; None asks for all of them, in a dict. added: those that a tuple may name beside them.
     """
     if fields is None:
         return (*known, ADDED[0]), False
@@ -104,9 +143,10 @@ def choose_fields(known: Sequence[str], fields: Sequence[str] | None, tail: str)
         raise UsageError(f"fields={fields!r}", fix=f"Give a sequence of names: fields=({fields!r},)")
     if not fields:
         raise UsageError("fields is empty", fix=f"Name some of {', '.join(known)}, or leave fields= out for all")
-    unknown = [name for name in fields if name not in known and name not in ADDED]
+    unknown = [name for name in fields if name not in (*known, *ADDED, *added)]
     if unknown:
-        raise UsageError(f"no field {', '.join(map(repr, unknown))}", fix=f"Fields: {', '.join(known)}, {ADDED[0]}")
+        there = ", ".join((*known, *added, ADDED[0]))
+        raise UsageError(f"no field {', '.join(map(repr, unknown))}", fix=f"Fields: {there}")
     if (tail == "pad") != ("__valid__" in fields):
         raise UsageError(
             f"tail={tail!r} with fields={tuple(fields)!r}",

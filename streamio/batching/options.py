@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any, Literal
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
+from streamio.batching.caching import CacheOptions
+from streamio.batching.declared import How
 from streamio.batching.decode import FieldDecode
+from streamio.batching.missing import WhenMissing
 from streamio.codecs import MAX_PIXELS
 from streamio.errors import UsageError
+
+OnError: TypeAlias = Literal["raise", "skip", "substitute"]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,14 +26,17 @@ class ReadOptions:
     fields: tuple[str, ...]
     decode: FieldDecode | Mapping[str, FieldDecode] = None
     transform: Callable[..., Any] | None = None
-    on_error: Literal["raise", "skip"] = "raise"
+    on_error: OnError = "raise"
+    max_errors: int | float | None = None
+    missing: Mapping[str, WhenMissing] = field(default_factory=dict)
     error_report: str | None = None
     max_pixels: int = MAX_PIXELS
+    cache: CacheOptions | None = None
 
     def functions(self) -> dict[str, Any]:
         """The user's functions, by the words for them in the call."""
         decode = self.decode if isinstance(self.decode, Mapping) else {}
-        return {"transform": self.transform, **{f"decode[{field!r}]": how for field, how in decode.items()}}
+        return {"transform": self.transform, **{f"decode[{name!r}]": how for name, how in decode.items()}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,6 +44,7 @@ class JoinOptions:
     """How samples become a batch; see `ShardDataset` for what each means."""
 
     fields: tuple[str, ...]
+    declared: Mapping[str, How] = field(default_factory=dict)
     as_tuple: bool = False
     layout: Literal["hwc", "chw"] = "hwc"
     collate: Callable[[list[Any]], Any] | None = None
@@ -55,6 +64,24 @@ def check_values(*, seed: Any, max_pixels: Any, transform: Any, collate: Any) ->
     for name, function in {"transform": transform, "collate": collate}.items():
         if function is not None and not callable(function):
             raise UsageError(f"{name}={function!r}", fix="Give a function, or leave it out")
+
+
+def check_errors(on_error: Any, max_errors: Any) -> None:
+    """Raise UsageError for no policy, and for a bound that is none or has nothing to bound."""
+    check_choice("on_error", on_error, get_args(OnError))
+    if max_errors is None:
+        return
+    share = isinstance(max_errors, float) and 0 <= max_errors <= 1
+    count = isinstance(max_errors, int) and not isinstance(max_errors, bool) and max_errors >= 0
+    if not share and not count:
+        raise UsageError(
+            f"max_errors={max_errors!r}", fix="Give a number of samples (100), or a share of them (0.01)"
+        )
+    if on_error == "raise":
+        raise UsageError(
+            f"max_errors={max_errors!r} with on_error='raise', which ends with the first bad sample",
+            fix="Use on_error='skip' or 'substitute', or leave max_errors out",
+        )
 
 
 def report_path(path: str | os.PathLike[str]) -> str:

@@ -2,77 +2,31 @@
 
 from __future__ import annotations
 
-import json
-import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from time import perf_counter_ns
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
-from streamio.batching.decode import Failure, FieldDecoder, Values, decode_column, make_decoders
+from streamio.batching import stages
+from streamio.batching.caching import ValueCache
+from streamio.batching.decode import Columns, Failure, FieldDecoder, Values, decode_column, make_decoders
 from streamio.batching.functions import as_samples, takes_rng
+from streamio.batching.missing import MissingRules, with_rules
 from streamio.batching.options import ReadOptions
-from streamio.errors import StreamioError, TransformError
+from streamio.batching.picked import ADDED, KEY, Picked, Table
+from streamio.batching.settling import Settlement
+from streamio.batching.stages import Count, spent
+from streamio.errors import SampleError, TransformError
+from streamio.order.standins import StandIns, TableStandIns
 from streamio.rng import TRANSFORM, generator
-from streamio.shards.manifest import FieldSpec
-from streamio.types import Alloc, Column, Rows, new_array
+from streamio.types import Alloc, Rows, new_array
 
-_log = logging.getLogger("streamio")
+DROPPED = "dropped"
 
-KEY, VALID, SOURCE = "__key__", "__valid__", "__source__"
-ADDED = (KEY, VALID, SOURCE)
-"""What a batch has beside the fields of the table."""
-
-SKIPPED, DROPPED = "skipped", "dropped"
-
-
-class Table(Protocol):
-    """What a data set reads from: rows 0 … N-1 of named fields. `ShardSet` is one.
-
-    Used in the process that opened it or in a copy unpickled elsewhere; it opens handles by itself.
-    """
-
-    @property
-    def sizes(self) -> NDArray[np.int64]:
-        """Samples of each shard; N is their sum."""
-        ...
-
-    @property
-    def fields(self) -> Mapping[str, FieldSpec]: ...
-
-    @property
-    def fingerprint(self) -> str:
-        """Changes with the samples; a saved state belongs to one."""
-        ...
-
-    def gather(self, rows: Rows, fields: Sequence[str], alloc: Alloc = new_array) -> dict[str, Column]:
-        """The fields of these rows, in this order, repeats included."""
-        ...
-
-    def keys(self, rows: Rows) -> list[str]: ...
-
-    def locate(self, row: int) -> tuple[str, int]:
-        """(shard, row in the shard), for messages."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class Picked:
-    """Samples to read: rows of a table, and what is known of each before it is read.
-
-    visits: int64 (n,), see `streamio.order.base.Picks`.
-    more:   further fields of the batch, each (n,): `__valid__` and the like.
-    """
-
-    rows: Rows
-    visits: NDArray[np.int64]
-    more: Mapping[str, NDArray[Any]]
-
-    def take(self, kept: NDArray[np.int64]) -> Picked:
-        return Picked(self.rows[kept], self.visits[kept], {name: value[kept] for name, value in self.more.items()})
+_WHOLE = ""  # the column of whole samples, where they have no fields any more
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,18 +40,26 @@ class Made:
 class SampleReader:
     """Reads samples of one table as the options say.
 
-    count: told how many samples were left out, and why (`skipped` with on_error, `dropped` by the transform).
+    count:     told how many samples were left out or replaced, and why (`skipped` and `substituted` with on_error,
+               `dropped` by the transform or for what they lack); and the time of each stage, see `stages`.
+    stand_ins: says which samples take the places of bad ones; None: those of the table.
     """
 
-    def __init__(self, table: Table, options: ReadOptions, seed: int, count: Callable[[str, int], None]) -> None:
-        self.table, self.options = table, options
-        self._seed, self._count = seed, count
-        self.last_failure: StreamioError | None = None
+    def __init__(
+        self, table: Table, options: ReadOptions, seed: int, count: Count, stand_ins: StandIns | None = None
+    ) -> None:
+        self.table, self.options, self.count = table, options, count
+        self._seed = seed
+        self._settlement = Settlement(table, options, count, stand_ins or TableStandIns(table, seed))
+        self._missing = MissingRules(options.missing, self.decoders, table)
+        cache = options.cache
+        self.cache = None if cache is None else ValueCache(cache, table, self.decoders, count)
 
     @cached_property
     def decoders(self) -> dict[str, FieldDecoder]:
         specs = {name: self.table.fields[name] for name in self.options.fields if name not in ADDED}
-        return make_decoders(specs, self.options.decode, self.options.max_pixels)
+        decoders = make_decoders(specs, self.options.decode, self.options.max_pixels)
+        return with_rules(decoders, self.options.missing)
 
     @property
     def sample_bytes(self) -> int:
@@ -113,42 +75,111 @@ class SampleReader:
         """The keys of a batch, read only when one is needed."""
         return _Keys(self.table, rows)
 
-    def values(self, picked: Picked, alloc: Alloc, *, joined: bool) -> tuple[Picked, dict[str, Values]]:
-        """The fields, decoded, of the samples that are left.
+    def values(
+        self, picked: Picked, alloc: Alloc, *, joined: bool, may_be_empty: bool = False
+    ) -> tuple[Picked, Columns]:
+        """The fields, decoded, of the samples that are left, or of those in their places.
 
-        joined: the values will be joined field by field, so a sample without one is a failure where the others
-                make an array; else it is None.
+        joined:       the values will be joined field by field, so a sample without one is a failure where the
+                      others make an array; else it is None.
+        may_be_empty: whether all may be left out. Else others take the places, as with on_error="substitute".
         """
-        columns = self.table.gather(picked.rows, list(self.decoders), alloc)
+        picked = self._without_lacking(picked)
+        values, failures = self._decoded(picked, alloc, joined)
+        if not self._settlement.is_due(picked, failures):
+            return picked, values
+        bad = self._settlement.of_samples(picked, failures)
+        may_skip = may_be_empty or len(bad) < len(picked.rows)
+
+        def others(places: Picked) -> tuple[Columns, list[Failure]]:
+            columns, failures = self._decoded(places, new_array, joined)
+            return columns, failures + self._lacking(places)
+
+        return self._settlement.settle(picked, values, bad, others, may_skip)
+
+    def _decoded(self, picked: Picked, alloc: Alloc, joined: bool) -> tuple[Columns, list[Failure]]:
+        since = perf_counter_ns()
+        kept = () if self.cache is None else self.cache.fields
+        others = [name for name in self.decoders if name not in kept]
+        columns = self.table.gather(picked.rows, others, alloc) if others else {}
+        since = spent(self.count, stages.READ, since)
         values: dict[str, Values] = {}
         failures: list[Failure] = []
-        for name, decoder in self.decoders.items():
-            values[name], failed = decode_column(
-                decoder, columns[name], lambda i: self._generator(picked, i), alloc, joined=joined
-            )
-            failures += failed
-        if failures:
-            kept = self._left(picked.rows, failures)
-            picked = picked.take(kept)
-            values = {name: _take(value, kept) for name, value in values.items()}
-        return picked, values
 
-    def samples(self, picked: Picked) -> Made:
+        def rng(i: int) -> np.random.Generator:
+            return self._generator(picked, i)
+
+        for name, decoder in self.decoders.items():
+            if self.cache is not None and name in kept:
+                column = self.cache.column(decoder, picked.rows, rng, alloc, joined=joined)
+            else:
+                column = decode_column(decoder, columns[name], rng, alloc, joined=joined)
+            values[name], failed = column
+            failures += failed
+        spent(self.count, stages.DECODE, since)
+        return values | self._missing.masks(picked.rows), failures
+
+    def _without_lacking(self, picked: Picked) -> Picked:
+        """Without samples that lack a field, where that is what to do with them."""
+        left = self._missing.left(picked.rows)
+        if left is None:
+            return picked
+        self.count(DROPPED, len(picked.rows) - len(left))
+        return picked.take(left)
+
+    def samples(self, picked: Picked, *, may_be_empty: bool = False) -> Made:
         """One value for each sample that is left: a dict of its fields, or what the transform made of that."""
-        picked, values = self.values(picked, new_array, joined=False)
-        fields: dict[str, Values] = {**values, KEY: self.table.keys(picked.rows), **picked.more}
-        samples: list[Any] = list(as_samples(fields, len(picked.rows)))
-        if self.options.transform is None:
-            return Made(picked, samples)
-        samples = [self._transform(sample, picked, i) for i, sample in enumerate(samples)]
+        picked = self._without_lacking(picked)
+        samples, failures = self._transformed(picked)
+        if self._settlement.is_due(picked, failures):
+            bad = self._settlement.of_samples(picked, failures)
+            may_skip = may_be_empty or any(sample is not None for sample in samples)
+            picked, columns = self._settlement.settle(
+                picked, {_WHOLE: samples}, bad, self._transformed_others, may_skip
+            )
+            samples = list(columns[_WHOLE])
         kept = np.flatnonzero([sample is not None for sample in samples])
         if len(kept) < len(samples):
-            self._count(DROPPED, len(samples) - len(kept))
+            self.count(DROPPED, len(samples) - len(kept))
             picked, samples = picked.take(kept), [samples[i] for i in kept]
         return Made(picked, samples)
 
+    def _transformed(self, picked: Picked) -> tuple[list[Any], list[Failure]]:
+        """What becomes of each sample; None where it failed, or where the transform returned that."""
+        values, failures = self._decoded(picked, new_array, joined=False)
+        fields: Columns = {**values, KEY: self.table.keys(picked.rows), **picked.more}
+        samples: list[Any] = list(as_samples(fields, len(picked.rows)))
+        for failure in failures:
+            samples[failure.index] = None
+        if self.options.transform is None:
+            return samples, failures
+        since = perf_counter_ns()
+        for i, sample in enumerate(samples):
+            try:
+                samples[i] = None if sample is None else self._transform(sample, picked, i)
+            except TransformError as error:
+                samples[i] = None
+                failures.append(Failure(i, "", error))
+        spent(self.count, stages.TRANSFORM, since)
+        samples, lacking = self._missing.after(samples, values)
+        return samples, failures + lacking
+
+    def _transformed_others(self, others: Picked) -> tuple[Columns, list[Failure]]:
+        samples, failures = self._transformed(others)
+        failed = {failure.index for failure in failures}
+        none = [i for i, sample in enumerate(samples) if sample is None and i not in failed]
+        failures += [Failure(i, "", SampleError("transform returned None for it")) for i in none]
+        return {_WHOLE: samples}, failures + self._lacking(others)
+
+    def _lacking(self, others: Picked) -> list[Failure]:
+        """Those that cannot take the place of a bad sample, since they would be left out themselves."""
+        left = self._missing.left(others.rows)
+        lacking = () if left is None else np.setdiff1d(np.arange(len(others.rows)), left).tolist()
+        return [Failure(i, "", SampleError("it lacks a field")) for i in lacking]
+
     def _generator(self, picked: Picked, i: int, *stream: int) -> np.random.Generator:
-        return generator(self._seed, int(picked.visits[i]), int(picked.rows[i]), *stream)
+        places = picked.rows if picked.places is None else picked.places
+        return generator(self._seed, int(picked.visits[i]), int(places[i]), *stream)
 
     def _transform(self, sample: dict[str, Any], picked: Picked, i: int) -> Any:
         transform = self.options.transform
@@ -167,27 +198,6 @@ class SampleReader:
     def _transform_takes_rng(self) -> bool:
         return self.options.transform is not None and takes_rng(self.options.transform)
 
-    def _left(self, rows: Rows, failures: list[Failure]) -> NDArray[np.int64]:
-        """Indices that remain after failures: raised, or logged and reported, as the user wants."""
-        for failure in failures:
-            shard, row = self.table.locate(int(rows[failure.index]))
-            place = {"shard": shard, "row": row, "key": self.keys(rows)[failure.index], "field": failure.field}
-            failure.error.where = {**place, **failure.error.where}
-            if self.options.on_error == "raise":
-                raise failure.error
-            _log.warning("skipped %s: %s", type(failure.error).__name__, failure.error)
-            self._report(place, failure.error)
-        kept = np.setdiff1d(np.arange(len(rows)), [failure.index for failure in failures])
-        self._count(SKIPPED, len(rows) - len(kept))
-        self.last_failure = failures[-1].error
-        return kept
-
-    def _report(self, place: dict[str, Any], error: StreamioError) -> None:
-        if self.options.error_report is not None:
-            line = json.dumps({**place, "error": f"{type(error).__name__}: {error.found}"}, default=str)
-            with open(self.options.error_report, "a", encoding="ascii") as file:
-                file.write(line + "\n")
-
 
 class _Keys(Sequence[str]):
     """The keys of a batch, read only when a message needs one."""
@@ -201,7 +211,3 @@ class _Keys(Sequence[str]):
     def __getitem__(self, index: Any) -> Any:
         keys = self._table.keys(np.atleast_1d(self._rows[index]))
         return keys if isinstance(index, slice) else keys[0]
-
-
-def _take(values: Values, kept: NDArray[np.int64]) -> Values:
-    return values[kept] if isinstance(values, np.ndarray) else [values[i] for i in kept]

@@ -8,14 +8,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from streamio.batching.declared import Apart
+from streamio.batching.ragged import Jagged
 from streamio.shards.uniform import is_plain
 
 
 def as_tensors(batch: Any) -> Any:
     """Every array in a batch (dicts, lists and tuples of any depth) as a tensor that shares its memory.
 
-    A list of tensors of one shape (from a user's transform) becomes one tensor. Strings, bytes and other
-    objects stay as they are, and so do arrays of what torch lacks (text, or what a user's collate returned).
+    A list of tensors of one shape (from a user's transform) becomes one tensor, unless it is declared a list;
+    values that are declared so become a nested tensor. Strings, bytes and other objects
+    stay as they are, and so do arrays of what torch lacks (text, or what a user's collate returned).
     dtypes stay; big-endian numbers become native ones.
     """
     if isinstance(batch, np.ndarray):
@@ -23,7 +26,12 @@ def as_tensors(batch: Any) -> Any:
     if isinstance(batch, Mapping):
         return {name: as_tensors(value) for name, value in batch.items()}
     if isinstance(batch, tuple):
-        return tuple(as_tensors(value) for value in batch)
+        values = [as_tensors(value) for value in batch]
+        return type(batch)(*values) if hasattr(batch, "_fields") else tuple(values)
+    if isinstance(batch, Apart):
+        return [as_tensors(value) for value in batch]
+    if isinstance(batch, Jagged):
+        return torch.nested.nested_tensor_from_jagged(_tensor(batch.values), offsets=_tensor(batch.offsets))
     if isinstance(batch, list) and batch and all(isinstance(value, torch.Tensor) for value in batch):
         same = len({(value.shape, value.dtype) for value in batch}) == 1
         return torch.stack(batch) if same else batch

@@ -44,6 +44,7 @@ def bench(
     dataset = streamio.ShardDataset(opened, batch_size, shuffle=shuffle, decode=decode)
     loader = streamio.StreamLoader(dataset, num_workers="auto" if workers is None else workers)
     report = measure(loader)
+    stages = loader.stats().stage_shares
     facts = {
         "samples": report.samples,
         "batches": report.batches,
@@ -52,6 +53,7 @@ def bench(
         "first_batch_seconds": round(report.first_batch, 3),
         "samples_per_second": round(report.samples_per_second, 1),
         "bytes_per_second": round(report.bytes_per_second),
+        "stage_shares": {name: round(share, 3) for name, share in stages.items()},
     }
     if as_json:
         result_json(facts)
@@ -62,5 +64,6 @@ def bench(
             ("workers", f"{loader.num_workers:,}"),
             ("time", f"{report.seconds:.2f} s, of which {report.first_batch:.2f} s to the first batch"),
             ("rate", f"{report.samples_per_second:,.0f} samples/s, {size_text(round(report.bytes_per_second))}/s"),
+            ("stages", ", ".join(f"{name} {100 * part:.0f} %" for name, part in stages.items() if part >= 0.005)),
         ]
     )

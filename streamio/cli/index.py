@@ -10,6 +10,7 @@ import typer
 from streamio.cli import options as opt
 from streamio.cli.console import result
 from streamio.errors import UsageError
+from streamio.interop.dali import write_dali_index
 from streamio.packing.report import plural, shown
 from streamio.shards.foreign import IndexedShard, index_tars, reindex
 
@@ -21,6 +22,9 @@ def index(
             metavar="TARS…|SET", show_default=False, help="Tars ('a-{000..041}.tar' too), or one packed set."
         ),
     ],
+    dali: Annotated[
+        bool, opt.flag("Also write what NVIDIA DALI's webdataset reader wants: a.idx beside a.tar.", "--dali")
+    ] = False,
     quiet: Annotated[bool, opt.flag("Print errors, nothing else.", "--quiet", "-q")] = False,
 ) -> None:
     """Make the indexes that streamio reads tars with, so that the first epoch need not.
@@ -28,7 +32,15 @@ def index(
     Tars of other tools are read as they are: an index is made on first use, or here. For a set that streamio
     packed, indexes that were lost are made again from the shards.
     """
-    tell = (lambda _: None) if quiet else _show
+
+    def tell(shard: IndexedShard) -> None:
+        if not quiet:
+            _show(shard)
+        if dali:
+            made = write_dali_index(shard)
+            if not quiet:
+                result(f"{shown(str(made))}: for DALI")
+
     folders = [source for source in sources if Path(source).is_dir()]
     if folders and len(sources) > 1:
         raise UsageError(f"{shown(folders[0])} is a folder among other arguments", fix="Give tars, or one set")

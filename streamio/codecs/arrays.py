@@ -83,7 +83,7 @@ class NpyCodec:
         if isinstance(value, bytes | bytearray | memoryview):
             return bytes(value)
         array = as_array(value)
-        return _header_bytes(array.dtype, array.shape) + array.tobytes()
+        return npy_header_bytes(array.dtype, array.shape) + array.tobytes()
 
     def decode(self, data: Data) -> NDArray[Any]:
         header = _header(data)
@@ -137,7 +137,8 @@ ARRAYS = (NPY, NpzCodec())
 
 
 @lru_cache(maxsize=1024)
-def _header_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+def npy_header_bytes(dtype: np.dtype[Any], shape: tuple[int, ...]) -> bytes:
+    """What stands in front of the elements of an npy file, format 1.0, as numpy writes it."""
     file = io.BytesIO()
     facts = {"descr": npy.dtype_to_descr(dtype), "fortran_order": False, "shape": shape}
     try:

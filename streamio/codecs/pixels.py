@@ -44,6 +44,10 @@ Resize: TypeAlias = Callable[[Pixels, bool, Pixels], None]
 """(pixels, whether to mirror them, where they go): resizes to the size of the last, bilinear and antialiased. Both
 are RGB; the last is C-contiguous, the first any part of a picture, and may be read-only."""
 
+Known: TypeAlias = Callable[[int, tuple[int, ...] | None, Pixels | None, Callable[[], Pixels]], Pixels]
+"""(eighths, shape, memory to use, what decodes) -> the picture as it is decoded at this scale, of this shape (None:
+of whatever it has), and in this memory if that is given; from somewhere else, if it is known."""
+
 MAX_PIXELS = 178_956_970
 """Pictures with more are refused before they are decoded: 512 MiB of RGB, the limit at which Pillow raises."""
 
@@ -78,6 +82,7 @@ def decode_image(
     max_pixels: int = MAX_PIXELS,
     backend: Backend = "simplejpeg",
     resize: Resize | None = None,
+    known: Known | None = None,
 ) -> Pixels:
     """A picture's bytes as uint8 (height, width, channels), upright; 3 channels, 4 for RGBA, 1 for L.
 
@@ -87,6 +92,7 @@ def decode_image(
     out:     is filled and returned; its shape must be that of the result, any strides will do.
     backend: what decodes a JPEG. simplejpeg leaves CMYK to Pillow; everything else is Pillow's anyway.
     resize:  does it instead of Pillow, where the box is of whole pixels.
+    known:   is asked for the decoded picture, from which the box is taken.
 
     Raises DecodeError for what is no picture, or cut, or damaged where the decoder can tell, or has more
     than `max_pixels` pixels; `out` is then undefined.
@@ -94,7 +100,7 @@ def decode_image(
     head = _checked_head(data, max_pixels)
     whole = None
     if head.kind != "jpeg":
-        whole = _with_pillow(data, head, mode, 8, max_pixels)
+        whole = (known or _decoded)(8, None, None, lambda: _with_pillow(data, head, mode, 8, max_pixels))
         # The decoder has the last word on the size; and it has turned a TIFF already.
         head = Head(head.kind, whole.shape[1], whole.shape[0], 1 if head.kind == "tiff" else head.orientation)
     width, height = head.upright
@@ -110,7 +116,12 @@ def decode_image(
         eighths = _eighths(box, stored_size, head)
         as_it_is = turn is None and _is_whole(box, head) and stored_size == _decoded_size(head, eighths)
         buffer = out if as_it_is else _scratch(head, eighths, mode)
-        whole = _decode_jpeg(data, head, mode, eighths, backend, buffer, max_pixels)
+        whole = (known or _decoded)(
+            eighths,
+            (*_decoded_size(head, eighths), _CHANNELS[mode]),
+            buffer,
+            lambda: _decode_jpeg(data, head, mode, eighths, backend, buffer, max_pixels),
+        )
         if whole.shape[:2] != _decoded_size(head, eighths):
             raise DecodeError(f"the header of this jpeg does not fit its {whole.shape[:2]} pixels", fix=_AGAIN)
         if as_it_is and (whole is out or (out is None and whole.flags.writeable)):
@@ -280,6 +291,11 @@ def _scaled(box: Box, head: Head, eighths: int) -> Box:
         return 0, 0, width, height
     left, top, w, h = (edge * eighths / 8 for edge in box)
     return left, top, w, h
+
+
+def _decoded(eighths: int, shape: object, memory: object, decode: Callable[[], Pixels]) -> Pixels:
+    """A `Known` that knows nothing."""
+    return decode()
 
 
 def _scratch(head: Head, eighths: int, mode: Mode) -> Pixels | None:

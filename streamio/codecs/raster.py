@@ -20,7 +20,7 @@ from streamio.errors import UsageError
 Kind: TypeAlias = Literal["jpeg", "png", "webp"]
 
 JPEG_QUALITY = 95
-"""For arrays and for pictures that are made smaller; colour is kept at full resolution (4:4:4)."""
+"""For arrays and for pictures that are made smaller."""
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,12 @@ def is_image_field(stored_name: str) -> bool:
     return isinstance(codec_for(stored_name), ImageCodec)
 
 
-def encode_image(value: Any, kind: Kind, quality: int | None = None) -> bytes:
+def encode_image(value: Any, kind: Kind, quality: int | None = None, sampling: str = "444") -> bytes:
     """uint8 (height, width), (…, 1), (…, 3) or (…, 4), or a Pillow image, as the bytes of a file.
 
-    quality: 1 to 100, of jpeg (JPEG_QUALITY if not given; colour 4:4:4) and webp (lossless if not given).
+    quality: 1 to 100, of jpeg (JPEG_QUALITY if not given) and webp (lossless if not given).
+    sampling: of the colour in a jpeg: "444" keeps it whole; "420", a quarter of it, is what most cameras write.
+
     The same input gives the same bytes with the same libraries. Raises UsageError for other arrays, and
     for transparency in a jpeg.
     """
@@ -88,7 +90,7 @@ def encode_image(value: Any, kind: Kind, quality: int | None = None) -> bytes:
             raise UsageError(
                 "a jpeg has no transparency, the array 4 channels", fix="Give array[..., :3], or use png"
             )
-        space, sampling = ("GRAY", "Gray") if channels == 1 else ("RGB", "444")
+        space, sampling = ("GRAY", "Gray") if channels == 1 else ("RGB", sampling)
         encoded: bytes = simplejpeg.encode_jpeg(
             np.ascontiguousarray(pixels), quality or JPEG_QUALITY, space, sampling
         )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import get_args
 
+import simplejpeg
+
 from streamio.codecs.base import Data
 from streamio.codecs.pixels import Mode, decode_image
 from streamio.codecs.raster import Kind, encode_image
@@ -12,6 +14,7 @@ from streamio.errors import DecodeError
 from streamio.image import Resize, max_side_size, short_side_size
 
 _LOSSY = ("jpeg", "webp")
+_SAMPLINGS = ("444", "422", "420", "440", "411")
 
 
 def recode(
@@ -25,8 +28,8 @@ def recode(
 
     jpeg, png and webp stay what they are, other kinds become png (of several frames, the first). What is
     written is upright and holds the numbers that decoding gives: 8 bits, CMYK as RGB, transparency kept
-    where there was some, grey kept grey in a jpeg. EXIF and colour profiles are left behind, as decoding
-    ignores profiles too. Raises DecodeError as `decode_image` does.
+    where there was some, grey kept grey in a jpeg, whose colour is sampled as it was. EXIF and colour profiles are
+    left behind, as decoding ignores profiles too. Raises DecodeError as `decode_image` does.
     """
     head = read_head(data)
     if head is None:
@@ -39,7 +42,18 @@ def recode(
     if pixels.shape[2] == 4 and (pixels[:, :, 3] == 255).all():
         pixels = pixels[:, :, :3]
     kind: Kind = next((k for k in get_args(Kind) if k == head.kind), "png")
-    return encode_image(pixels, kind, quality if kind in _LOSSY else None)
+    return encode_image(pixels, kind, quality if kind in _LOSSY else None, _sampling(data, head))
+
+
+def _sampling(data: Data, head: Head) -> str:
+    """That of the colour in a jpeg: as fine as it was. More would be invented, and cost a third of the decoding."""
+    if head.kind != "jpeg" or head.channels != 3:
+        return "444"
+    try:
+        found: str = simplejpeg.decode_jpeg_header(data)[3]
+    except ValueError:  # a jpeg that only Pillow reads
+        return "444"
+    return found if found in _SAMPLINGS else "444"
 
 
 def _mode(head: Head) -> Mode:

@@ -84,7 +84,7 @@ class SlotRing:
         self._in_pickles += 1
         return None, *joined(arrays)
 
-    def statistics(self) -> RingCounts:
+    def stats(self) -> RingCounts:
         return RingCounts(
             segments=len(self._segments),
             slots=sum(segment.used_slots() for segment in self._segments),

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 import torch
 
+from streamio.errors import SampleError
 from streamio.handover.segment import Bytes
+from streamio.pickling import GRADIENT, find_fault
 
 
 def take_apart(batch: Any) -> tuple[bytes, list[Bytes]]:
@@ -19,10 +21,31 @@ def take_apart(batch: Any) -> tuple[bytes, list[Bytes]]:
 
     Whatever can be pickled may be in a batch. Tensors keep their strides. Those that are more than memory of this
     machine's (on a GPU, sparse, with a gradient) go the way that torch.multiprocessing has for them.
+
+    Raises SampleError with the path of what cannot be pickled.
     """
     file, found = io.BytesIO(), list[pickle.PickleBuffer]()
-    _Pickler(file, pickle.HIGHEST_PROTOCOL, True, found.append).dump(batch)
+    try:
+        _Pickler(file, pickle.HIGHEST_PROTOCOL, True, found.append).dump(batch)
+    except Exception as error:
+        raise _unsendable(batch, error) from error
     return file.getvalue(), [np.frombuffer(buffer.raw(), np.uint8) for buffer in found]
+
+
+def _unsendable(batch: Any, error: Exception) -> SampleError:
+    fault = find_fault(batch, "batch")
+    if fault is None:  # the smallest part is not to be found; torch or an object of the user's knows why
+        return SampleError(f"the batch cannot be sent from a worker process: {error}", fix=_PLAIN)
+    return SampleError(
+        f"{fault.path} is {fault.what}, which cannot be sent from a worker process: {fault.reason}",
+        fix="Keep its values only: .detach()" if fault.what == GRADIENT else _PLAIN,
+    )
+
+
+_PLAIN = (
+    "Let transform, batch_transform and collate return tensors, arrays, numbers, strings and dicts, lists and "
+    "tuples of them; or use num_workers=0 or threads"
+)
 
 
 def put_together(body: bytes, memory: Iterable[Bytes]) -> Any:

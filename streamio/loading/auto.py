@@ -113,6 +113,9 @@ class _Measured(Batches):
     def ready(self) -> bool:
         return self._inline_is_done and self._workers is not None and self._workers.ready()
 
+    def ready_now(self) -> int:
+        return 0 if self._workers is None else self._workers.ready_now()
+
     def close(self) -> None:
         self._inline.close()
         if self._workers is not None:

@@ -15,12 +15,19 @@ from streamio.stream import EpochStart
 class TransportCounts:
     """name: "inline", "thread" or "process". workers: threads or processes; 0 for inline. ahead: batches that may
     be made before the loop asks for them, over all workers. handed_over: bytes that came from other processes.
+
+    makers:   threads that make batches: of all workers, or the one of the loop.
+    idle:     seconds that makers waited because the loop had not taken what they made; of all together.
+    handover: seconds for pickling, pipes and unpickling, of all together.
     """
 
     name: str
     workers: int
     ahead: int
     handed_over: int
+    makers: int = 1
+    idle: float = 0
+    handover: float = 0
 
 
 class Batches(Iterator[Any], ABC):
@@ -33,6 +40,10 @@ class Batches(Iterator[Any], ABC):
     def ready(self) -> bool:
         """Whether the next batch is there, so that `next` would not wait. False where that cannot be known."""
         return False
+
+    def ready_now(self) -> int:
+        """How many batches are there, so that as many `next` would not wait."""
+        return int(self.ready())
 
 
 class Transport(ABC):

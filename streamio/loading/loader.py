@@ -4,43 +4,29 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import time
+import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args
 
+from streamio.callers import counts_batches
+from streamio.device import Device
 from streamio.errors import UsageError
 from streamio.loading.auto import AutoTransport
 from streamio.loading.base import Batches, Transport
 from streamio.loading.budget import PREFETCH_BYTES, batches_ahead, worker_count
+from streamio.loading.device import Convert, Placement
 from streamio.loading.inline import InlineTransport
 from streamio.loading.pinning import PinnedBatches, pins
 from streamio.loading.processes import ProcessTransport
+from streamio.loading.procmem import ProcessMemory, memory_of
+from streamio.loading.stats import LoaderStats, LoopClock, Reporter, check_report_every
 from streamio.loading.threads import ThreadTransport
+from streamio.loading.trainers import Counted, EpochListener, count_in, no_attribute, with_count
 from streamio.stream import BatchStream
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
 TransportName = Literal["auto", "inline", "thread", "process"]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class LoaderStatistics:
-    """What a loader did so far, in all epochs.
-
-    transport:   that of now: "inline", "thread" or "process". workers: its threads or processes.
-    ahead:       batches that may be made before the loop asks for them, over all workers.
-    batches:     that the loop got.
-    waited:      seconds that the loop waited for them.
-    handed_over: bytes that came through pipes; batches in shared memory are not in them.
-    """
-
-    transport: str
-    workers: int
-    ahead: int
-    batches: int
-    waited: float
-    handed_over: int
 
 
 class StreamLoader:
@@ -65,6 +51,7 @@ class StreamLoader:
     prefetch_bytes: memory for batches made ahead, over all workers; there are 2 for each of them at least.
     pin_memory:     page-locked batches for copies to the GPU; "auto": where CUDA is available.
     timeout:        seconds to wait for a batch of a worker before `WorkerTimeout`; 0 waits for ever.
+    report_every:   seconds from one line of figures on stderr to the next, on rank 0; None prints none.
 
     Raises, while iterating: the exception of the data set itself, with a worker's traceback as a note,
     `WorkerDied` with the signal and the likely cause, `WorkerTimeout`. In each of these cases no worker process is
@@ -82,14 +69,17 @@ class StreamLoader:
         prefetch_bytes: int = PREFETCH_BYTES,
         pin_memory: bool | Literal["auto"] = "auto",
         timeout: float = 0,
+        report_every: float | None = None,
     ) -> None:
         if not isinstance(dataset, BatchStream):
             raise UsageError(f"StreamLoader reads a data set of streamio, not {type(dataset).__name__}")
         self._options: dict[str, Any] = {
             "num_workers": num_workers, "transport": transport, "threads": threads, "context": context,
             "prefetch_bytes": prefetch_bytes, "pin_memory": pin_memory, "timeout": timeout,
+            "report_every": report_every,
         }  # fmt: skip
         _check(**self._options)
+        check_report_every(report_every)
         if not dataset.in_any_order and (transport == "thread" or threads > 1):
             raise UsageError(
                 f"threads for a {type(dataset).__name__}, which reads its shards from front to back",
@@ -99,10 +89,13 @@ class StreamLoader:
         self.num_workers = 0 if transport == "inline" else worker_count(num_workers, threads)
         self._transport = self._make_transport()
         self._pins = pins(pin_memory)
+        self._placement: Placement | None = None
         self._current: Batches | None = None
         self._iterations, self._ended_by = 0, ""
         self._at: tuple[int, int] | None = None  # epoch, batches of it that the loop got
-        self._batches, self._waited = 0, 0.0
+        self._before: Counted | None = None
+        self._clock = LoopClock()
+        self._reporter = None if report_every is None else Reporter(report_every, self._figures)
 
     def _make_transport(self) -> Transport:
         options, name = self._options, self._options["transport"]
@@ -117,14 +110,15 @@ class StreamLoader:
         if name == "thread":
             return ThreadTransport(self.dataset, threads=workers, ahead=ahead, timeout=options["timeout"])
         processes = ProcessTransport(
-            self.dataset, workers=workers, threads=threads, ahead=max(ahead, threads + 1),
+            self.dataset, workers=workers, threads=threads, ahead=max(ahead, 2 * threads),
             slot_bytes=2 * budget // workers, context=options["context"], timeout=options["timeout"],
         )  # fmt: skip
         return AutoTransport(self.dataset, processes) if name == "auto" else processes
 
     def __len__(self) -> int:
-        """Batches of one epoch; exact."""
-        return len(self.dataset)
+        """Batches of the epoch to come; exact. After a resume that is the rest of one, but for Lightning."""
+        before = self._before
+        return len(self.dataset) + (before.batches if before and before.epoch == self.dataset.epoch else 0)
 
     @property
     def epoch(self) -> int:
@@ -132,18 +126,28 @@ class StreamLoader:
         return self.dataset.epoch
 
     def set_epoch(self, epoch: int) -> None:
-        """Make `epoch` the next one."""
+        """Make `epoch` the next one; see that of the data set."""
         self.dataset.set_epoch(epoch)
-        self._at = None
+        if self._at is not None:
+            self._at = self._before = None
 
     def state_dict(self) -> dict[str, Any]:
         """Where the loop is, after the batch that it got last: JSON-able, under 1 KB, alike on all ranks."""
-        return self.dataset.state_at(0) if self._at is None else self.dataset.state_at(self._at[1], self._at[0])
+        epoch, got = self._at or (None, 0)
+        state = self.dataset.state_at(got, epoch)
+        if not counts_batches(sys._getframe(1)):
+            return state
+        if self._before is not None and self._before.epoch == state["epoch"]:
+            got += self._before.batches
+        inside = bool(state["start"]) and epoch in (None, state["epoch"])  # else it is the start of the next one
+        return with_count(state, got if inside else 0, self.dataset.step_samples())
 
     def load_state_dict(self, state: Mapping[str, Any], *, strict: bool = True) -> None:
         """Go on there with the next iteration; see that of the data set."""
+        counts = counts_batches(sys._getframe(1))
+        before = count_in(state, self.dataset.step_samples()) if counts else None
         self.dataset.load_state_dict(state, strict=strict)
-        self._at = None
+        self._at, self._before = None, before
 
     def __iter__(self) -> Iterator[Any]:
         with suppress(TypeError):  # an epoch of unknown length
@@ -152,15 +156,23 @@ class StreamLoader:
 
     def _epoch(self) -> Iterator[Any]:
         mine, process = self._end_current("another iteration over this StreamLoader has begun"), os.getpid()
+        steps = None
+        if self._reporter is not None:
+            with suppress(TypeError):
+                steps = len(self.dataset)
         at = self.dataset.begin_epoch()
         self._at = (at.epoch, 0)
+        self._clock.begin()
         batches = self._transport.begin(at)
-        self._current = batches = PinnedBatches(batches) if self._pins else batches
+        batches = PinnedBatches(batches) if self._pins else batches
+        self._current = batches = batches if self._placement is None else self._placement.placed(batches)
         number = 0
         try:
             for batch in self._timed(batches):
                 number += 1
                 self._at = (at.epoch, number)
+                if self._reporter is not None and at.rank == 0:
+                    self._reporter.look(number, steps)
                 yield batch
                 del batch  # else its memory is not free while the next one is made
                 self._check_turn(mine, process)
@@ -170,15 +182,17 @@ class StreamLoader:
 
     def _timed(self, batches: Batches) -> Iterator[Any]:
         """The batches, counted, with the time that they were waited for."""
+        clock = self._clock
         while True:
-            begin = time.perf_counter()
+            clock.asks(batches.ready_now())
+            came = False
             try:
                 batch = next(batches)
+                came = True
             except StopIteration:
                 return
             finally:
-                self._waited += time.perf_counter() - begin
-            self._batches += 1
+                clock.got(came)
             yield batch
             del batch
 
@@ -199,13 +213,45 @@ class StreamLoader:
                 fix="For two epochs at a time, make a StreamLoader (and a data set) for each",
             )
 
-    def statistics(self) -> LoaderStatistics:
-        """What was delivered so far, and by whom."""
-        counts = self._transport.counts()
-        return LoaderStatistics(
-            transport=counts.name, workers=counts.workers, ahead=counts.ahead, handed_over=counts.handed_over,
-            batches=self._batches, waited=self._waited,
+    def stats(self) -> LoaderStats:
+        """What was delivered so far, by whom, and where the time went. To read workers' memory takes some ms."""
+        return self._figures(memory_of(self._transport.pids()))
+
+    def _figures(self, memory: tuple[ProcessMemory, ...] = ()) -> LoaderStats:
+        counts, data, clock = self._transport.counts(), self.dataset.stats(), self._clock
+        return LoaderStats(
+            transport=counts.name, workers=counts.workers, makers=counts.makers, ahead=counts.ahead,
+            epoch=self.epoch if self._at is None else self._at[0], epoch_seconds=clock.epoch_nanoseconds / 1e9,
+            batches=clock.batches, samples=round(data.samples / max(1, data.batches) * clock.batches),
+            seconds=clock.nanoseconds / 1e9, waited=clock.waited / 1e9, first_wait=clock.first_wait / 1e9,
+            idle=counts.idle, handover=counts.handover, handed_over=counts.handed_over, data=data, memory=memory,
+            ready=0 if self._current is None else self._current.ready_now(),
+            ready_mean=clock.ready / max(1, clock.batches),
         )  # fmt: skip
+
+    def to(self, device: Device = "auto", convert: Convert | None = None, *, ahead: int = 2) -> StreamLoader:
+        """A loader of the same batches, on a device. It begins where the next iteration of this one would.
+
+        device:  "auto" is CUDA where there is one, else the CPU; "cuda", "cuda:1", "cpu", or another of torch.
+                 "cuda" is the current device (`torch.cuda.set_device`) when an epoch begins.
+        convert: function of a batch, which runs on the device, and on the CPU where that is the device:
+                 `streamio.device.Normalize`, or your own.
+        ahead:   batches that may be copied to a CUDA device before the loop asks for them. So many, and the one
+                 that the loop has, take memory there.
+
+        On CUDA, copying and converting happen on a stream of their own, from page-locked memory, while the loop has
+        another batch. `state_dict` counts the batches that the loop got, not those copied ahead. This loader stays
+        what it is; iterate over one of the two. Raises UsageError for a device that is not there.
+        """
+        if self._placement is not None:
+            raise UsageError(f"these batches go to '{self._placement.device}' already", fix="Call to() once")
+        placement = Placement(device, convert, ahead)
+        if placement.device.type == "cuda" and self._options["pin_memory"] is False:
+            raise UsageError(
+                f"pin_memory=False with to('{placement.device}'), which copies from page-locked memory",
+                fix="Leave pin_memory= out",
+            )
+        return _rebuild(self.dataset, self._options, placement)
 
     def worker_pids(self) -> list[int]:
         """Process ids of the workers that live now."""
@@ -216,15 +262,28 @@ class StreamLoader:
         self._end_current("the StreamLoader was closed")
         self._transport.close()
 
+    @property
+    def batch_sampler(self) -> EpochListener:
+        """For Lightning, which sets the epoch through it."""
+        return EpochListener(self.set_epoch)
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            raise no_attribute(name)
+
     def __reduce__(self) -> Any:
-        return _rebuild, (self.dataset, self._options)
+        return _rebuild, (self.dataset, self._options, self._placement)
 
     def __repr__(self) -> str:
         return f"StreamLoader({self.dataset!r}, num_workers={self.num_workers})"
 
 
-def _rebuild(dataset: BatchStream, options: dict[str, Any]) -> StreamLoader:
-    return StreamLoader(dataset, **options)
+def _rebuild(dataset: BatchStream, options: dict[str, Any], placement: Placement | None = None) -> StreamLoader:
+    loader = StreamLoader(dataset, **options)
+    loader._placement = placement
+    loader._pins = loader._pins and (placement is None or placement.device.type == "cuda")
+    return loader
 
 
 def _check(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import warnings
 from collections import deque
-from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal
 
@@ -12,6 +11,7 @@ import torch
 
 from streamio.errors import UsageError
 from streamio.loading.base import Batches
+from streamio.loading.nested import over_tensors
 
 _AHEAD = 2
 
@@ -28,17 +28,7 @@ def pins(pin_memory: bool | Literal["auto"]) -> bool:
 
 def pinned(batch: Any) -> Any:
     """A batch of any structure with its tensors page-locked; what has a method `pin_memory` is asked for it."""
-    if isinstance(batch, torch.Tensor):
-        return batch.pin_memory()
-    if isinstance(batch, str | bytes):
-        return batch
-    if isinstance(batch, Mapping):
-        return {name: pinned(value) for name, value in batch.items()}
-    if isinstance(batch, tuple) and hasattr(batch, "_fields"):
-        return type(batch)(*map(pinned, batch))
-    if isinstance(batch, tuple | list):
-        return type(batch)(map(pinned, batch))
-    return batch.pin_memory() if hasattr(batch, "pin_memory") else batch
+    return over_tensors(batch, lambda tensor: tensor.pin_memory(), "pin_memory", lambda value: value.pin_memory())
 
 
 class PinnedBatches(Batches):
@@ -51,15 +41,28 @@ class PinnedBatches(Batches):
         self._ended: BaseException | None = None
 
     def __next__(self) -> Any:
-        while self._ended is None and (not self._coming or (len(self._coming) < _AHEAD and self._batches.ready())):
-            try:
-                self._coming.append(self._thread.submit(pinned, next(self._batches)))
-            except Exception as error:  # in its turn: batches before it are on their way
-                self._ended = error
+        self._take(waits=True)
         if self._coming:
             return self._coming.popleft().result()
         assert self._ended is not None
         raise self._ended
+
+    def _take(self, waits: bool) -> None:
+        """Give the thread what is there; and wait for something, if nothing is on its way."""
+        while self._ended is None and (
+            (waits and not self._coming) or (len(self._coming) < _AHEAD and self._batches.ready())
+        ):
+            try:
+                self._coming.append(self._thread.submit(pinned, next(self._batches)))
+            except Exception as error:  # in its turn: batches before it are on their way
+                self._ended = error
+
+    def ready(self) -> bool:
+        self._take(waits=False)
+        return bool(self._coming) and self._coming[0].done()
+
+    def ready_now(self) -> int:
+        return len(self._coming) + self._batches.ready_now()
 
     def close(self) -> None:
         self._thread.shutdown(wait=False, cancel_futures=True)

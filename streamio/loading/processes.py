@@ -20,12 +20,16 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any
 
+from streamio.batching.stages import HANDOVER, IDLE, spent
 from streamio.errors import StreamioError, UsageError, WorkerDied
 from streamio.loading import worker
 from streamio.loading.base import Batches, Transport, TransportCounts, timed_out
 from streamio.loading.deaths import how_it_ended
 from streamio.loading.messages import Inbox, Kind, Message, enlarge
+from streamio.loading.worker import SENT
+from streamio.mainguard import EXIT_CODE, leave_import_of_main, no_guard
 from streamio.stream import BatchStream, EpochStart
+from streamio.world import SharedCounts
 
 _PATIENCE = 3.0
 """Seconds for workers to end by themselves when they are to; who makes a batch finishes it."""
@@ -50,6 +54,7 @@ class ProcessTransport(Transport):
             for number in range(workers)
         ]
         self._workers: list[_Worker] = []
+        self.counted = SharedCounts((IDLE, HANDOVER, SENT))
         self._iteration = self._handed_over = 0
         self._finalize = weakref.finalize(self, _end, self._workers)
         self._finalize.atexit = False  # `_end_all` is earlier
@@ -67,6 +72,7 @@ class ProcessTransport(Transport):
         """Start the workers, if there are none, and do not wait for them."""
         if self._workers:
             return
+        leave_import_of_main()
         if multiprocessing.current_process().daemon:
             raise UsageError(
                 "a daemonic process may not have worker processes", fix="Use transport='thread', or num_workers=0"
@@ -76,7 +82,7 @@ class ProcessTransport(Transport):
             with _interrupts_later():
                 for role in self._roles:
                     self._workers.append(_Worker(role, context))  # before the fork: see `after_fork`
-                    self._workers[-1].start(context, self._stream)
+                    self._workers[-1].start(context, self._stream, self.counted)
         except BaseException:
             self.kill()
             raise
@@ -92,6 +98,9 @@ class ProcessTransport(Transport):
         """Raise WorkerDied if a worker has ended; the others are ended too."""
         for each in self._workers:
             if (exitcode := each.exitcode) is not None:
+                if exitcode == EXIT_CODE:
+                    self.kill()
+                    raise no_guard()
                 error = WorkerDied(
                     f"worker process {each.pid} {how_it_ended(exitcode, each.doing(iteration, first))}"
                 )
@@ -113,9 +122,12 @@ class ProcessTransport(Transport):
         _end(self._workers, patience)
 
     def counts(self) -> TransportCounts:
+        totals = self.counted.totals()
         return TransportCounts(
             name="process", workers=len(self._roles), ahead=sum(role.ahead for role in self._roles),
             handed_over=self._handed_over + sum(each.received for each in self._workers),
+            makers=sum(role.threads for role in self._roles), idle=totals[IDLE] / 1e9,
+            handover=totals[HANDOVER] / 1e9,
         )  # fmt: skip
 
     def after_fork(self) -> None:
@@ -151,7 +163,9 @@ class ProcessBatches(Batches):
         message = self._message(sender)
         if message.kind is Kind.END:
             return None
+        since = time.perf_counter_ns()
         made = self._unpacked(message)
+        spent(self._transport.counted.add, HANDOVER, since)
         if message.kind is Kind.ERROR:
             raise made
         sender.took_one()
@@ -180,6 +194,9 @@ class ProcessBatches(Batches):
     def ready(self) -> bool:
         return bool(self._turns) and self._turns[0].has_message(self._iteration)
 
+    def ready_now(self) -> int:
+        return sum(each.waiting(self._iteration, self._transport.counted) for each in self._turns)
+
     def close(self) -> None:
         turns = list(self._turns)
         self._turns.clear()
@@ -201,9 +218,9 @@ class _Worker:
         self.has_started = self._is_gone = False
         self._taken = 0
 
-    def start(self, context: Any, stream: BatchStream) -> None:
+    def start(self, context: Any, stream: BatchStream, counts: SharedCounts) -> None:
         self._process = context.Process(
-            target=worker.main, args=(stream, self._role, self._their_commands, self._their_results),
+            target=worker.main, args=(stream, self._role, counts, self._their_commands, self._their_results),
             name=f"streamio-{self._role.number}", daemon=True,
         )  # fmt: skip
         try:
@@ -292,6 +309,11 @@ class _Worker:
         if self._is_gone:
             self.end(_PATIENCE)  # it cannot send any more, so its end is all there is to wait for
         return self._results.fileno() in heard and not self._is_gone
+
+    def waiting(self, iteration: int, counts: SharedCounts) -> int:
+        """Batches that it has sent and that were not taken."""
+        sent_in, sent = divmod(counts.of_worker(self._role.number, SENT), 1 << 32)
+        return max(0, sent - self._taken) if sent_in == iteration else 0
 
     def doing(self, iteration: int, first: int) -> str:
         """What it did when it ended: it had made all that it sent, whether or not that was taken."""

@@ -9,10 +9,13 @@ import time
 import weakref
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
+from streamio.batching.stages import IDLE
 from streamio.loading.base import Batches, Transport, TransportCounts, timed_out
 from streamio.stream import BatchStream, EpochStart
+from streamio.world import SharedCounts
 
 _PATIENCE = 10.0
 """Seconds to wait for a thread that was told to end; it does when its batch is made, or its storage answers."""
@@ -25,23 +28,27 @@ class InOrder(Iterator[Any]):
     threads: how many make something at the same time.
     room:    tasks that may be begun and not yet taken by `next`; `more_room` gives room again.
     timeout: seconds that `next` waits before it raises WorkerTimeout; 0 waits for ever.
+    idle:    told the nanoseconds that a thread waited for room.
 
     An exception, of the function or of the tasks, comes at its place in the order, and is the last that comes.
     """
 
     def __init__(
-        self, tasks: Iterator[Any], make: Callable[[Any], Any], *, threads: int, room: int, timeout: float = 0
-    ) -> None:
-        self._tasks, self._make, self._timeout = tasks, make, timeout
+        self, tasks: Iterator[Any], make: Callable[[Any], Any], *, threads: int, room: int, timeout: float = 0,
+        idle: Callable[[int], None] = lambda nanoseconds: None,
+    ) -> None:  # fmt: skip
+        self._tasks, self._make, self._timeout, self._idle = tasks, make, timeout, idle
         self._taking = threading.Lock()
         self._room = threading.Semaphore(room)
         self._coming: queue.SimpleQueue[Future[Any] | None] = queue.SimpleQueue()
         self._next: Future[Any] | None = None
+        self._made, self._taken = [0] * threads, 0
         self._ended = False  # nothing further comes
         self._until = 0.0
         self._over = False  # no further task is taken
         self._threads = [
-            threading.Thread(target=self._work, name=f"streamio-{number}", daemon=True) for number in range(threads)
+            threading.Thread(target=self._work, args=(number,), name=f"streamio-{number}", daemon=True)
+            for number in range(threads)
         ]
         _running.add(self)
         for thread in self._threads:
@@ -59,6 +66,7 @@ class InOrder(Iterator[Any]):
             self._ended = True
             raise
         self._next = None
+        self._taken += 1
         return made
 
     def _oldest(self) -> Future[Any] | None:
@@ -80,6 +88,10 @@ class InOrder(Iterator[Any]):
             self._next = self._coming.get()
         return not self._ended and self._next is not None and self._next.done()
 
+    def ready_now(self) -> int:
+        """How many were made and not yet taken, whether or not one before them is."""
+        return sum(self._made) - self._taken
+
     def more_room(self, tasks: int = 1) -> None:
         """So many more may be begun."""
         self._room.release(tasks)
@@ -96,11 +108,12 @@ class InOrder(Iterator[Any]):
             if thread is not threading.current_thread():
                 thread.join(max(0.0, until - time.monotonic()))
 
-    def _work(self) -> None:
+    def _work(self, number: int) -> None:
         while (taken := self._take()) is not None:
             place, task = taken
             try:
                 place.set_result(self._make(task))
+                self._made[number] += 1
             except BaseException as error:
                 self.stop()
                 place.set_exception(error)
@@ -108,7 +121,10 @@ class InOrder(Iterator[Any]):
 
     def _take(self) -> tuple[Future[Any], Any] | None:
         """The next task and the place of its result; None where nothing more is to be done."""
-        self._room.acquire()
+        if not self._room.acquire(blocking=False):
+            since = time.perf_counter_ns()
+            self._room.acquire()
+            self._idle(time.perf_counter_ns() - since)
         with self._taking:
             if self._over:
                 return None
@@ -135,6 +151,7 @@ class ThreadTransport(Transport):
     def __init__(self, stream: BatchStream, *, threads: int, ahead: int, timeout: float) -> None:
         self._stream, self._threads, self._ahead, self._timeout = stream, threads, ahead, timeout
         self._last: ThreadBatches | None = None
+        self._counts = SharedCounts((IDLE,))
 
     def begin(self, at: EpochStart, first: int = 0) -> Batches:
         self.close()
@@ -142,6 +159,7 @@ class ThreadTransport(Transport):
         made = InOrder(
             rows, lambda batch: self._stream.make_seeded(at, batch),
             threads=self._threads, room=self._threads * self._ahead, timeout=self._timeout,
+            idle=partial(self._counts.add, IDLE),
         )  # fmt: skip
         self._last = ThreadBatches(made)
         return self._last
@@ -154,7 +172,10 @@ class ThreadTransport(Transport):
 
     def counts(self) -> TransportCounts:
         ahead = self._threads * self._ahead
-        return TransportCounts(name="thread", workers=self._threads, ahead=ahead, handed_over=0)
+        return TransportCounts(
+            name="thread", workers=self._threads, ahead=ahead, handed_over=0, makers=self._threads,
+            idle=self._counts.totals()[IDLE] / 1e9,
+        )  # fmt: skip
 
 
 class ThreadBatches(Batches):
@@ -171,6 +192,9 @@ class ThreadBatches(Batches):
 
     def ready(self) -> bool:
         return self.made.ready()
+
+    def ready_now(self) -> int:
+        return self.made.ready_now()
 
     def close(self) -> None:
         self._closed = True

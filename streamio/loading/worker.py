@@ -16,8 +16,10 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
+from time import perf_counter_ns
 from typing import Any
 
+from streamio.batching.stages import HANDOVER, IDLE, spent
 from streamio.errors import WorkerError
 from streamio.handover.ring import Handed, SlotRing
 from streamio.loading.messages import Kind, send
@@ -26,7 +28,11 @@ from streamio.loading.threads import InOrder
 from streamio.order.plan import BatchRows
 from streamio.stream import BatchStream, EpochStart
 from streamio.types import Alloc
-from streamio.world import become_worker
+from streamio.world import SharedCounts, become_worker
+
+SENT = "sent"
+"""What a worker puts into its counts: the number of the iteration, and in the lower half of the word how many
+batches of it were sent."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +58,7 @@ class Begin:
     first: int
 
 
-def main(stream: BatchStream, role: Role, commands: Connection, results: Connection) -> None:
+def main(stream: BatchStream, role: Role, counts: SharedCounts, commands: Connection, results: Connection) -> None:
     """The whole life of a worker process."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C goes to all; the main process says what becomes of it
     if hasattr(signal, "pthread_sigmask"):
@@ -62,14 +68,20 @@ def main(stream: BatchStream, role: Role, commands: Connection, results: Connect
     # Where the main process has gone, or lets its end of a pipe go, nobody wants anything any more. A user's
     # function that raises KeyboardInterrupt wants to end the process: quietly, as DataLoader's workers do.
     with suppress(BrokenPipeError, EOFError, KeyboardInterrupt):
-        Worker(stream, role, commands, results).run()
+        Worker(stream, role, counts, commands, results).run()
 
 
 class Worker:
-    """Rings: one for each thread, since only one at a time may make something in a ring."""
+    """Rings: one for each thread, since only one at a time may make something in a ring.
 
-    def __init__(self, stream: BatchStream, role: Role, commands: Connection, results: Connection) -> None:
+    counts: of IDLE and HANDOVER, and SENT.
+    """
+
+    def __init__(
+        self, stream: BatchStream, role: Role, counts: SharedCounts, commands: Connection, results: Connection
+    ) -> None:
         self._stream, self._role, self._commands, self._results = stream, role, commands, results
+        self._counts, self._sent = counts, 0
         self._rings = [SlotRing(max_bytes=role.slot_bytes // role.threads) for _ in range(role.threads)]
         self._iteration = self._may = 0
         self._made: Iterator[Handed] | None = None
@@ -80,9 +92,17 @@ class Worker:
         send(self._results, Kind.READY, 0)
         while True:
             while not self._may or self._poll.poll(0):
-                self._obey(self._commands.recv_bytes())
+                self._obey(self._command())
             self._may -= 1
             self._deliver()
+
+    def _command(self) -> bytes:
+        since = perf_counter_ns()
+        command = self._commands.recv_bytes()
+        # Threads count their own waits; and who has made its share waits for nothing that the loop could give.
+        if not self._may and self._made is not None and self._role.threads == 1:
+            spent(self._counts.add, IDLE, since)
+        return command
 
     def _obey(self, command: bytes) -> None:
         if not command:
@@ -91,7 +111,7 @@ class Worker:
         self._end()
         order: Begin | None = pickle.loads(command)
         if order is not None:
-            self._iteration, self._may = order.iteration, self._role.ahead
+            self._iteration, self._may, self._sent = order.iteration, self._role.ahead, 0
             self._made = self._begin(order)
 
     def _allow(self) -> None:
@@ -113,7 +133,8 @@ class Worker:
         rows = self._share(order)
         if role.threads == 1:
             return map(make, rows)
-        return InOrder(rows, make, threads=role.threads, room=role.ahead)
+        idle = partial(self._counts.add, IDLE)
+        return InOrder(rows, make, threads=role.threads, room=role.ahead, idle=idle)
 
     def _share(self, order: Begin) -> Iterator[BatchRows]:
         # A generator, so that what is wrong with the plan is found where batches are asked for.
@@ -122,21 +143,31 @@ class Worker:
         )
 
     def _make(self, at: EpochStart, rows: BatchRows) -> Handed:
+        made_in = 0
+
         def batch(alloc: Alloc) -> Any:
-            return self._stream.make_seeded(at, rows, alloc)
+            nonlocal made_in
+            since = perf_counter_ns()
+            made = self._stream.make_seeded(at, rows, alloc)
+            made_in = perf_counter_ns() - since
+            return made
 
         ring = self._rings.pop()
+        since = perf_counter_ns()
         try:
             return ring.make(batch)
         finally:
             self._rings.append(ring)
+            spent(self._counts.add, HANDOVER, since + made_in)
 
     def _deliver(self) -> None:
         """Send the next batch, or why there is none."""
         assert self._made is not None
-        kind, body = Kind.BATCH, memoryview(b"")
+        kind, body, since = Kind.BATCH, memoryview(b""), 0
         try:
-            body = ForkingPickler.dumps(next(self._made))
+            batch = next(self._made)
+            since = perf_counter_ns()
+            body = ForkingPickler.dumps(batch)
         except StopIteration:
             kind = Kind.END
         except Exception as error:
@@ -144,6 +175,10 @@ class Worker:
         if kind is not Kind.BATCH:
             self._end()
         send(self._results, kind, self._iteration, body)
+        if kind is Kind.BATCH:
+            self._sent += 1
+            self._counts.put(SENT, self._iteration << 32 | self._sent)
+            spent(self._counts.add, HANDOVER, since)
 
 
 def packed_error(error: Exception) -> Any:

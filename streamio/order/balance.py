@@ -97,6 +97,17 @@ class Lots:
 
         return DrawOrder(self.samples, epoch, rows)
 
+    def at(self, shares: NDArray[np.float64]) -> Rows:
+        """The rows at these shares, in [0, 1), of all weights end to end: one draw each, with replacement."""
+        places = self._place(shares * self._sums[-1])
+        return places if self.rows is None else self.rows[places]
+
+    @property
+    def possible(self) -> Rows:
+        """The rows that have a weight above 0, int64."""
+        places = np.flatnonzero(self.weights)
+        return places if self.rows is None else self.rows[places]
+
     def _even(self, key: int) -> RowOrder:
         """A comb of evenly spaced points over the weights end to end, with a random start ("systematic sampling").
 

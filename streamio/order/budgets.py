@@ -177,7 +177,7 @@ class BudgetPlan:
         here = slice(begin, begin + stop - start)
         real = step * self.world_size + rank < self._batches_known
         valid = np.full(stop - start, real) if self.tail == "pad" else None
-        return BatchRows(step, window.rows[here].copy(), window.visits[here].copy(), valid)
+        return BatchRows(step, window.rows[here].copy(), window.visits[here].copy(), valid, self.epoch)
 
     def _span(self, step: int, rank: int) -> tuple[int, int] | None:
         """Positions [start, stop) of one batch; None behind the last step."""

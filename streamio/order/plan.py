@@ -41,12 +41,14 @@ class BatchRows(NamedTuple):
     rows:   int64 (n,), in the order of the epoch.
     visits: int64 (n,), see `streamio.order.base.Picks`.
     valid:  bool (n,), False where a row only fills up the batch (tail "pad"); None when all are real.
+    epoch:  that the step is of.
     """
 
     step: int
     rows: Rows
     visits: NDArray[np.int64]
     valid: NDArray[np.bool_] | None
+    epoch: int = 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,7 +209,7 @@ class Plan:
             for step, positions in zip(chunk, of_step, strict=True):
                 end = at + len(positions)
                 valid = positions < self.samples if self.tail == "pad" else None
-                yield BatchRows(step, rows[at:end], visits[at:end], valid)
+                yield BatchRows(step, rows[at:end], visits[at:end], valid, self.epoch)
                 at = end
 
     def _filled_up(self, positions: Rows) -> Rows:

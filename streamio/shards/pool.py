@@ -19,7 +19,7 @@ _DESCRIPTORS = 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PoolStatistics:
+class PoolStats:
     """What a pool did in this process.
 
     open:      shards open now.
@@ -93,9 +93,9 @@ class ReaderPool:
             self._readers.clear()
             self._era = object()
 
-    def statistics(self) -> PoolStatistics:
+    def stats(self) -> PoolStats:
         with self._lock:
-            return PoolStatistics(
+            return PoolStats(
                 open=len(self._readers),
                 opens=self._opens,
                 evictions=self._evictions,

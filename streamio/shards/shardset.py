@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from streamio.errors import ShardError, ShardWarning, UsageError
 from streamio.shards.manifest import FieldSpec
 from streamio.shards.opened import OpenedSet, find_files
-from streamio.shards.pool import PoolStatistics
+from streamio.shards.pool import PoolStats
 from streamio.shards.selection import Selection, as_rows, chosen_rows
 from streamio.storage.files import is_url, local_path
 from streamio.types import Alloc, Column, Rows, new_array
@@ -195,9 +195,9 @@ class ShardSet:
         view._selection, view._opened = selection, self._opened
         return view
 
-    def statistics(self) -> PoolStatistics:
+    def stats(self) -> PoolStats:
         """What this process has open, and how often it opened shards. A selection shares it with its set."""
-        return self._opened.pool.statistics()
+        return self._opened.pool.stats()
 
     def close(self) -> None:
         """Close the shards that this process has open; values handed out stay valid. Later use opens them again."""

@@ -58,6 +58,40 @@ def copy_items(places: Addresses, out: NDArray[Any], at: NDArray[np.int64] | Non
         values[part if at is None else at[part]] = memory[starts[part]]
 
 
+_LARGE_SPAN = 1 << 10
+_BLOCKS = (256, 32, 4, 1)
+"""Spans of _LARGE_SPAN bytes are copied one by one; a smaller one as whole blocks of the largest size that fits it,
+of which the last ends where the span ends. Measured on one core, for windows of 8 KB made of spans of 3.2 KB
+(0.4 KB) in the mean: 3.4 µs a window (6.7); all spans one by one 4.7 (13)."""
+
+
+def copy_spans(places: Addresses, sizes: NDArray[np.int64], out: NDArray[np.uint8], at: NDArray[np.int64]) -> None:
+    """out[at[i] : at[i] + sizes[i]] = the bytes from the address places[i] on. `out` has one dimension."""
+    large = np.flatnonzero(sizes >= _LARGE_SPAN)
+    memory, target = _space("|u1", 1, 1).data, out.data
+    spans = (places[large] - _START).tolist(), sizes[large].tolist(), at[large].tolist()
+    for start, size, place in zip(*spans, strict=True):
+        target[place : place + size] = memory[start : start + size]
+    most = _LARGE_SPAN
+    for block in _BLOCKS:
+        chosen = np.flatnonzero((sizes >= block) & (sizes < most))
+        most = block
+        if len(chosen):
+            _copy_blocks(block, places[chosen], sizes[chosen], out, at[chosen])
+
+
+def _copy_blocks(
+    block: int, places: Addresses, sizes: NDArray[np.int64], out: NDArray[np.uint8], at: NDArray[np.int64]
+) -> None:
+    counts = -(-sizes // block)
+    span = np.repeat(np.arange(len(sizes)), counts)
+    number = np.arange(len(span)) - np.repeat(np.cumsum(counts) - counts, counts)
+    within = np.minimum(number * block, (sizes - block)[span])
+    kind = f"|V{block}"
+    targets = np.ndarray((len(out) - block + 1,), kind, out.data, 0, (1,))
+    targets[at[span] + within] = _space(kind, block, 1)[places[span] + within - _START]
+
+
 @lru_cache(maxsize=64)
 def _space(kind: str, size: int, step: int) -> NDArray[Any]:
     """The space from _START on as items of so many bytes, one at every `step` bytes, overlapping."""

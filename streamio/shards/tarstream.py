@@ -28,6 +28,9 @@ from streamio.storage.files import file_name
 from streamio.storage.pipes import STDIN, is_pipe, shown
 from streamio.types import Alloc, Column, ListColumn, Rows, new_array
 
+SHARD_BITS = 40
+"""Of the number of a row: its place in a shard, behind the number of that shard. No shard has so many samples."""
+
 _INFLATED = 1 << 20
 _UNKNOWN = 1 << 62  # bytes of a tar whose end was not seen yet
 _GZIP, _ZSTD = b"\x1f\x8b", b"\x28\xb5\x2f\xfd"
@@ -77,13 +80,17 @@ def stream_samples(blocks: Iterator[bytes], shard: str) -> Iterator[StreamSample
 
 
 class HeldSamples:
-    """The samples of one batch, as a table that a reader reads; rows are whatever numbers they are held under."""
+    """The samples of one batch, and a few before it, as a table that a reader reads.
+
+    Rows are the numbers they are held under, shard << SHARD_BITS | number in the shard.
+    """
 
     def __init__(self, fields: Sequence[str], shards: Sequence[str]) -> None:
         self.fields = {name: _spec(name) for name in fields}
         # By their names, since addresses change: a set moves, a signature runs out.
         names = [shown(shard) if is_pipe(shard) or shard == STDIN else file_name(shard) for shard in shards]
         self.fingerprint = xxhash.xxh3_64_hexdigest("\n".join(names).encode("utf-8", "surrogateescape"))
+        self._names = [shown(shard) for shard in shards]
         self._samples: Mapping[int, StreamSample] = {}
         self._found = False
 
@@ -102,11 +109,17 @@ class HeldSamples:
         samples = [self._samples[row] for row in rows.tolist()]
         return {field: ListColumn([_value(sample, field) for sample in samples]) for field in fields}
 
+    def rows(self) -> Rows:
+        """All that are held."""
+        return np.array(sorted(self._samples), np.int64)
+
     def keys(self, rows: Rows) -> list[str]:
         return [self._samples[row].key for row in rows.tolist()]
 
     def locate(self, row: int) -> tuple[str, int]:
-        return self._samples[row].shard, self._samples[row].number
+        if (sample := self._samples.get(row)) is not None:
+            return sample.shard, sample.number
+        return self._names[row >> SHARD_BITS], row & ((1 << SHARD_BITS) - 1)
 
     def _check_fields(self) -> None:
         first = next(iter(self._samples.values()))

@@ -47,7 +47,7 @@ def default_cache_root() -> Path:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CacheStatistics:
+class CacheStats:
     """What a cache did in this process, and what lies in it now.
 
     hits:       shards that were there already, or that another process fetched while this one waited.
@@ -131,8 +131,8 @@ class ShardCache:
         finally:
             _unlock(lock)
 
-    def statistics(self) -> CacheStatistics:
-        return CacheStatistics(
+    def stats(self) -> CacheStats:
+        return CacheStats(
             hits=self._hits,
             misses=self._misses,
             downloaded=self._downloaded,

@@ -108,6 +108,28 @@ def test_index_makes_lost_indexes_again(run: Run, out: Path) -> None:
     assert lost.read_bytes() == before
 
 
+def test_index_for_dali_lies_beside_each_tar(run: Run, out: Path, tmp_path: Path) -> None:
+    before = (out / "shard-000000.tar.idx").read_bytes()
+    ran = run("index", out, "--dali")
+    assert ran.code == 0, ran.text
+    first, *_ = sample = (out / "shard-000000.idx").read_text().splitlines()
+    assert first == f"v1.2 {len(sample) - 1}"
+    field, at, size, name = sample[1].split(" ")[:4]
+    data = (out / "shard-000000.tar").read_bytes()[int(at) : int(at) + int(size)]
+    assert (field, data[:2], name.endswith(".jpg")) == ("jpg", b"\xff\xd8", True)
+    assert "shard-000000.idx: for DALI" in ran.out
+    assert (out / "shard-000000.tar.idx").read_bytes() == before
+    foreign = raw_tar(tmp_path / "a.tar", [("1.txt", b"x")])
+    assert run("index", foreign, "--dali", "-q") == (0, "", "")
+    assert (tmp_path / "a.idx").read_text() == "v1.2 1\ntxt 512 1 1.txt\n"
+
+
+def test_index_for_dali_of_what_it_cannot_read_is_a_wrong_call(run: Run, tmp_path: Path) -> None:
+    streamio.write(({"x": i} for i in range(3)), tmp_path / "h", format="hdf5")
+    ran = run("index", tmp_path / "h", "--dali")
+    assert ran.code == 2 and "DALI reads tars only" in ran.err
+
+
 def test_index_wants_one_set_or_tars(run: Run, out: Path) -> None:
     assert run("index", out, out / "shard-000000.tar").code == 2
 
@@ -117,9 +139,11 @@ def test_bench_measures_an_epoch(run: Run, out: Path) -> None:
     assert ran.code == 0, ran.text
     assert "samples/s" in ran.out
     assert "to the first batch" in ran.out
+    assert "stages " in ran.out and "decode" in ran.out
     facts = json.loads(run("bench", out, "--workers", 0, "--raw", "--json").out)
     assert (facts["samples"], facts["batches"], facts["workers"]) == (6, 1, 0)
     assert facts["samples_per_second"] > 0
+    assert abs(sum(facts["stage_shares"].values()) - 1) < 0.01 and facts["stage_shares"]["transform"] == 0
 
 
 def test_bench_reads_samples_of_different_fields(run: Run, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
@@ -38,8 +39,16 @@ def test_the_kind_stays_and_the_picture_is_that_of_a_resize(kind: str) -> None:
     head = read_head(small)
     assert head is not None and (head.kind, head.width, head.height) == (kind.lower(), 45, 30)
     difference = decode_image(small).astype(int) - decode_image(data, Resize((30, 45)))
-    assert np.abs(difference).mean() < 1.5
+    assert np.abs(difference).mean() < 3
     assert recode(data, resize_short=30) == small
+
+
+@pytest.mark.parametrize(("stored", "sampling"), [(0, "444"), (1, "422"), (2, "420")])
+def test_the_colour_of_a_jpeg_is_sampled_as_it_was(stored: int, sampling: str) -> None:
+    data = picture("JPEG", subsampling=stored)
+    for small in (recode(data, resize_short=30), recode(data, quality=80)):
+        assert simplejpeg.decode_jpeg_header(small)[3] == sampling
+    assert simplejpeg.decode_jpeg_header(recode(picture("JPEG", "L"), resize_short=30))[3] == "Gray"
 
 
 @pytest.mark.parametrize("kind", ["BMP", "GIF", "TIFF", "PPM"])

@@ -58,7 +58,7 @@ class Numbered(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         ring = SlotRing(**self.options)
         for i in range(self.n):
-            yield ring.make(lambda alloc, i=i: numbered(i)(alloc) | {"ring": ring.statistics(), "pid": os.getpid()})
+            yield ring.make(lambda alloc, i=i: numbered(i)(alloc) | {"ring": ring.stats(), "pid": os.getpid()})
 
 
 def batches(n: int, workers: int = 1, **options: Any) -> DataLoader[Any]:
@@ -82,10 +82,10 @@ def test_slots_are_bounded_in_bytes_but_for_a_few() -> None:
     ring = SlotRing(max_bytes=8 * SIZE * 10)
     kept = [received(ring.make(numbered(i))) for i in range(30)]
     assert all(map(is_right, kept))
-    assert 9 <= ring.statistics().slots <= 10
+    assert 9 <= ring.stats().slots <= 10
     ring = SlotRing(max_bytes=0)
     kept += [received(ring.make(numbered(i))) for i in range(30)]
-    assert ring.statistics().slots == 4 and all(map(is_right, kept))
+    assert ring.stats().slots == 4 and all(map(is_right, kept))
 
 
 @pytest.mark.parametrize(
@@ -99,10 +99,10 @@ def test_a_slot_comes_back_when_the_last_view_is_gone_and_not_before(view: Calla
     ring = SlotRing()
     kept = view(received(ring.make(numbered(0))))
     gc.collect()
-    assert ring.statistics().in_use == 1
+    assert ring.stats().in_use == 1
     del kept
     gc.collect()
-    assert ring.statistics().in_use == 0
+    assert ring.stats().in_use == 0
 
 
 def test_a_tensor_that_was_sent_on_stays_right() -> None:
@@ -137,11 +137,11 @@ def test_a_maker_that_asks_for_more_than_its_batch_gets_it_in_one_slot_soon() ->
 
     for _ in range(3):
         assert is_right(received(ring.make(wasteful)))
-    slots = ring.statistics().slots
+    slots = ring.stats().slots
     for _ in range(10):
         assert is_right(received(ring.make(wasteful)))
-    assert ring.statistics().slots == slots == 1
-    assert ring.statistics().in_slots == 13
+    assert ring.stats().slots == slots == 1
+    assert ring.stats().in_slots == 13
 
 
 def test_what_the_maker_keeps_of_a_batch_is_not_written_over() -> None:
@@ -155,7 +155,7 @@ def test_what_the_maker_keeps_of_a_batch_is_not_written_over() -> None:
         assert is_right(received(ring.make(keeping(i))))
     assert all(map(is_right, kept))
     kept.clear()
-    assert ring.statistics().in_use == 0
+    assert ring.stats().in_use == 0
 
 
 def test_batches_that_outgrow_their_slots_get_larger_ones_and_the_old_go() -> None:
@@ -165,11 +165,11 @@ def test_batches_that_outgrow_their_slots_get_larger_ones_and_the_old_go() -> No
         batch = received(ring.make(numbered(i, size)))
         assert is_right(batch) and len(batch["x"]) == size
         kept.append(batch)
-    assert ring.statistics().segments == 4
+    assert ring.stats().segments == 4
     assert all(map(is_right, kept))
     del kept, batch
     received(ring.make(numbered(0)))
-    assert ring.statistics().segments == 1
+    assert ring.stats().segments == 1
     leases.forget_retired()
     assert sum(pid == os.getpid() for pid, _ in leases._maps.values()) <= 1
 
@@ -180,7 +180,7 @@ def test_a_batch_that_was_not_sent_leaves_its_slot_free() -> None:
         ring.make(numbered(i))
     with pytest.raises(ZeroDivisionError):
         ring.make(lambda alloc: numbered(0)(alloc)["i"] / 0)
-    assert ring.statistics().in_use == 0 and ring.statistics().slots == 1
+    assert ring.stats().in_use == 0 and ring.stats().slots == 1
 
 
 def test_a_batch_is_handed_over_once() -> None:
@@ -205,7 +205,7 @@ def test_slots_come_back_from_any_thread() -> None:
         thread.start()
         thread.join()
         assert is_right(got.pop())
-    assert ring.statistics().slots == 1
+    assert ring.stats().slots == 1
 
 
 def test_a_child_made_by_fork_keeps_the_batches_that_it_inherited() -> None:
@@ -227,8 +227,8 @@ def test_a_child_made_by_fork_keeps_the_batches_that_it_inherited() -> None:
     os.close(may_go)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     received(ring.make(numbered(0)))
-    assert ring.statistics().in_use == 0  # the child is gone, so the slot came back
-    assert ring.statistics().slots == 2
+    assert ring.stats().in_use == 0  # the child is gone, so the slot came back
+    assert ring.stats().slots == 2
 
 
 def test_a_child_does_not_give_back_what_its_parent_holds() -> None:
@@ -257,7 +257,7 @@ def test_forks_with_batches_in_hand_leave_no_open_files() -> None:
         assert is_right(batch)
         before = process.num_fds() if i == 2 else before
     assert process.num_fds() == before
-    assert ring.statistics().slots <= 3
+    assert ring.stats().slots <= 3
 
 
 def test_neither_side_opens_more_files_as_time_goes() -> None:
@@ -328,7 +328,7 @@ def test_without_memory_to_share_batches_are_copied(
     assert [r.getMessage() for r in caplog.records if "refused" in r.getMessage()] == [
         caplog.records[0].getMessage()
     ]
-    assert ring.statistics().in_pickles == 5
+    assert ring.stats().in_pickles == 5
 
 
 def test_the_interpreter_ends_in_silence_with_batches_in_its_hands() -> None:

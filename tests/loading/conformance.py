@@ -21,6 +21,7 @@ import psutil
 import pytest
 import torch
 
+import streamio
 from streamio import ShardDataset, StreamLoader, TransformError, UsageError, WorkerDied, WorkerTimeout
 from tests.sets import keys, numbered
 
@@ -89,7 +90,7 @@ class TransportSuite:
                 for name, value in expected.items():
                     same = torch.equal(got[name], value) if isinstance(value, torch.Tensor) else got[name] == value
                     assert same, name
-        assert loader.statistics().batches == 60
+        assert loader.stats().batches == 60
 
     def test_a_state_is_that_of_the_loop_and_goes_on_there(self, make: Any, path: str) -> None:
         inline = StreamLoader(ShardDataset(path, 4, shuffle=True), num_workers=0)
@@ -142,7 +143,53 @@ class TransportSuite:
     def test_what_a_transform_drops_is_counted(self, make: Any) -> None:
         loader = make(shuffle=False, transform=only_even)
         assert keys(loader) == KEYS[::2]
-        assert loader.dataset.statistics().dropped == SAMPLES // 2
+        assert loader.dataset.stats().dropped == loader.stats().data.dropped == SAMPLES // 2
+
+    def test_stats_say_where_the_time_went(self, make: Any) -> None:
+        loader = make(transform=slowly)
+        assert loader.stats().seconds == loader.stats().batches == 0
+        before = loader.stats()
+        for epoch in range(2):
+            assert len(keys(loader)) == SAMPLES
+            stats = loader.stats()
+            this = stats.since(before)
+            assert stats.epoch == epoch and this.batches == SAMPLES // 4 and this.samples == SAMPLES
+            assert this.data.samples == SAMPLES and this.data.seconds["transform"] >= SAMPLES * SLOWLY
+            assert sum(this.stage_shares.values()) == pytest.approx(1)
+            assert max(this.stages, key=lambda name: this.stages[name]) == "transform"
+            assert 0 <= this.idle_share <= 1 and 0 <= this.ready_mean <= this.ahead
+            assert 0 < this.waited <= this.seconds and this.epoch_seconds == pytest.approx(this.seconds)
+            assert this.samples_per_second == pytest.approx(SAMPLES / this.seconds)
+            before = stats
+        assert 0 < stats.first_wait <= stats.waited
+        assert [memory.pid for memory in stats.memory] == loader.worker_pids()
+        assert all(0 < memory.uss <= memory.pss <= memory.rss for memory in stats.memory)
+
+    def test_a_loop_that_is_slow_is_compute_bound_and_workers_wait_for_it(self, make: Any) -> None:
+        loader = make(loader={"prefetch_bytes": 1})
+        for _ in (meter := streamio.watch(loader, quiet=True)):
+            time.sleep(0.04)
+        verdict, stats = meter.verdict, loader.stats()
+        assert verdict is not None and verdict.bound == "compute" and verdict.figures.steps == SAMPLES // 4 - 1
+        assert stats.waited_share < 0.5 and bool(stats.idle_share > 0.1) == bool(stats.workers)
+
+    def test_a_loop_that_does_nothing_is_data_bound_by_the_slow_transform(self, make: Any) -> None:
+        loader = make(transform=slowly)
+        with streamio.watch(loader, quiet=True) as meter:
+            for _ in range(2):
+                for _ in loader:
+                    pass
+        verdict = meter.verdict
+        assert verdict is not None and (verdict.bound, verdict.stage) == ("data", "transform")
+        assert verdict.figures.steps == 2 * SAMPLES // 4 - 1
+        assert any("transform" in advice.change for advice in verdict.advice)
+
+    def test_all_that_may_be_made_ahead_is_ready_in_time(self, make: Any) -> None:
+        loader = make(loader={"prefetch_bytes": 1})
+        for _ in range(2):  # what is left of the first is none of the second
+            batches = iter(loader)
+            next(batches)
+            until(lambda: loader.stats().ready == loader.stats().ahead)
 
     def test_kept_batches_keep_their_values(self, make: Any) -> None:
         loader = make(shuffle=False, loader={"prefetch_bytes": 1})
@@ -244,6 +291,14 @@ class TransportSuite:
         return subprocess.Popen(
             [sys.executable, str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
         )
+
+
+SLOWLY = 0.002
+
+
+def slowly(sample: dict[str, Any]) -> dict[str, Any]:
+    time.sleep(SLOWLY)
+    return sample
 
 
 class ProcessSuite(TransportSuite):

@@ -58,7 +58,7 @@ def test_nothing_is_made_twice_or_left_out_wherever_it_is_made(
             if number > auto._MOST and not inline:
                 time.sleep(0.02)  # workers start
         assert keys(got) == keys(expected)
-    assert loader.statistics().transport == ("inline" if inline else "process")
+    assert loader.stats().transport == ("inline" if inline else "process")
     assert bool(loader.worker_pids()) is not inline
     loader.close()
 
@@ -73,16 +73,17 @@ def test_the_loop_goes_on_while_workers_start_and_the_decision_is_kept(
     with monkeypatch.context() as never:
         never.setattr(transport.workers, "are_ready", lambda: False)
         assert len(keys(loader)) == 400
-    assert loader.statistics().transport == "inline" and loader.worker_pids()
+    assert loader.stats().transport == "inline" and loader.worker_pids()
     monkeypatch.setattr(auto, "best_inline", lambda *costs: True)
     until(transport.workers.are_ready)
     assert len(keys(loader)) == 400
-    assert loader.statistics().transport == "process"
+    assert loader.stats().transport == "process"
     loader.close()
 
 
 def test_short_epochs_are_whole_and_count_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(auto, "best_inline", lambda *costs: False)
+    monkeypatch.setattr(auto, "_ENOUGH", float("inf"))  # so many batches are measured, however slow the machine
     loader = loader_of(make_set(tmp_path / "s", 6))
     for _ in range(auto._MOST // 2):
         assert loader.worker_pids() == []

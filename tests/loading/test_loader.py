@@ -72,10 +72,10 @@ def test_an_epoch_that_cannot_be_even_is_refused_before_any_worker_starts(tmp_pa
         ({"num_workers": 3, "transport": "thread"}, "thread", 3),
     ],
 )
-def test_statistics_say_who_made_what(tmp_path: Path, options: Any, transport: str, workers: int) -> None:
+def test_stats_say_who_made_what(tmp_path: Path, options: Any, transport: str, workers: int) -> None:
     loader = StreamLoader(ShardDataset(make_set(tmp_path / "s", 20), 4), **options)
     assert len(keys(loader)) == 20
-    found = loader.statistics()
+    found = loader.stats()
     assert (found.transport, found.workers, found.batches) == (transport, workers, 5)
     assert found.waited > 0
     assert (found.handed_over > 0) == (transport == "process")
@@ -93,7 +93,7 @@ def test_a_loop_that_is_slow_lets_workers_make_no_more_than_they_may(tmp_path: P
         batches = iter(loader)
         next(batches)
         time.sleep(0.5)
-        assert 2 <= len(notes.read_text()) // 2 <= 1 + loader.statistics().ahead
+        assert 2 <= len(notes.read_text()) // 2 <= 1 + loader.stats().ahead
         loader.close()
 
 
@@ -116,7 +116,7 @@ def test_batches_that_fill_the_pipes_do_not_hold_up_an_abandoned_epoch(
             assert batch["x"].shape == (2, 1 << 20)
             break
     assert [n for batch in loader for n in batch["x"][:, 5].tolist()] == list(range(40))
-    assert loader.statistics().handed_over > 40 << 20
+    assert loader.stats().handed_over > 40 << 20
     batches = iter(loader)
     next(batches)
     begin = time.monotonic()

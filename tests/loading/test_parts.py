@@ -162,6 +162,20 @@ def test_pinned_batches_keep_their_order_and_their_end(
     assert source.closed
 
 
+def test_pinned_batches_are_ready_once_they_are_pinned(monkeypatch: pytest.MonkeyPatch) -> None:
+    hold = threading.Event()
+    monkeypatch.setattr(pinning, "pinned", lambda batch: hold.wait(10) and batch * 10)
+    batches = PinnedBatches(Counting(None))
+    assert not batches.ready(), "it is on its way, and does not wait"
+    hold.set()
+    until = time.monotonic() + 10
+    while not batches.ready() and time.monotonic() < until:
+        time.sleep(0.001)
+    assert batches.ready()
+    assert [next(batches) for _ in range(5)] == [10, 20, 30, 40, 50]
+    batches.close()
+
+
 def test_pinning_without_cuda_is_said_and_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.warns(UserWarning, match="pin_memory=True has no effect"):

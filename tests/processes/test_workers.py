@@ -7,6 +7,7 @@ import os
 import pickle
 import random
 import signal
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -36,12 +37,32 @@ def test_proc_01_a_module_function_works_with_every_start_method(tmp_path: Path,
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
 @pytest.mark.parametrize("argument", ["transform", "collate", "decode"])
-def test_proc_01_a_lambda_is_named_before_any_worker_starts(tmp_path: Path, method: str, argument: str) -> None:
+def test_proc_01_a_lambda_is_named_before_any_worker_starts(
+    tmp_path: Path, method: str, argument: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     function: Any = lambda x: x  # noqa: E731
     options = {argument: {"txt": function} if argument == "decode" else function}
-    with pytest.raises(UsageError, match=rf"{argument}.*<lambda>.*cannot be sent to a worker.*(?s:.*)module"):
+    monkeypatch.setitem(sys.modules, "cloudpickle", None)
+    before = children()
+    with pytest.raises(UsageError, match=rf"{argument}.*<lambda>.*cannot be sent to a worker.*module.*cloudpickle"):
         read(make_set(tmp_path / "s", 20), workers=2, context=method, **options)
+    assert children() == before
     assert read(make_set(tmp_path / "t", 20), workers=2, context="fork", **options)
+
+
+@pytest.mark.parametrize("method", ["spawn", "forkserver"])
+def test_proc_01_a_lambda_goes_to_workers_by_cloudpickle(tmp_path: Path, method: str) -> None:
+    path, added = make_set(tmp_path / "s", 20), torch.tensor(100)
+    plain = read(path, workers=2, context=method, transform=lambda s: {"n": s["cls"] + added})
+    mixture = streamio.Mixture(
+        {"a": (ShardDataset(path, 4, transform=lambda s: {"n": s["cls"] + added}), 1)},
+        4,
+        weights=lambda step: [1.0],
+    )
+    loader = StreamLoader(mixture, num_workers=2, context=method)  # type: ignore[arg-type]
+    for batches in (plain, list(loader)):
+        assert [n for batch in batches for n in batch["n"].tolist()] == [100 + i for i in range(20)]
+    loader.close()
 
 
 def children() -> list[psutil.Process]:

@@ -264,7 +264,7 @@ def test_a_set_behind_a_url_reads_as_on_disk(tmp_path: Path, url: str, fmt: str)
     pack_set(tmp_path / "o", numbered(25), fmt)
     for source in (f"{url}/o", f"{url}/o/streamio.json?sig=SECRET"):
         opened = open_shards(source, cache=tmp_path / "cache")
-        assert opened.statistics().opens == 0 and len(opened) == 25
+        assert opened.stats().opens == 0 and len(opened) == 25
         assert labels(opened) == list(range(25)) and opened.columns["cls"].tolist() == list(range(25))
         assert labels(pickle.loads(pickle.dumps(opened))) == list(range(25))
         assert "SECRET" not in repr(opened) + opened.path

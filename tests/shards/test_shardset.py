@@ -181,7 +181,7 @@ def test_columns_are_read_when_asked_for_and_read_only(opened: ShardSet) -> None
         column[0] = 1
     with pytest.raises(KeyError, match="no column 'label'; there are cls"):
         opened.columns["label"]
-    assert opened.statistics().opens == 0
+    assert opened.stats().opens == 0
 
 
 def test_columns_of_the_set_carry_the_users_names(tmp_path: Path, fmt: str) -> None:
@@ -360,13 +360,11 @@ def test_hdf_01_a_set_used_before_the_fork_is_right_in_its_children(opened: Shar
 
 def _read_and_close(opened: ShardSet) -> None:
     _labels(opened, np.arange(N))
-    assert opened.statistics().open
+    assert opened.stats().open
     opened.close()
 
 
-@pytest.mark.parametrize(
-    "use", [_read_and_close, ShardSet.statistics, ShardSet.close], ids=lambda use: use.__name__
-)
+@pytest.mark.parametrize("use", [_read_and_close, ShardSet.stats, ShardSet.close], ids=lambda use: use.__name__)
 def test_a_fork_while_a_thread_holds_the_lock_does_not_hang(opened: ShardSet, use: Any) -> None:
     opened[0]
     with opened._opened.pool._lock:
@@ -381,15 +379,15 @@ def test_open_shards_are_bounded_and_views_outlive_them(folders: dict[str, Path]
     opened = open_shards(folders[fmt], max_open=2)
     held = opened.gather(np.arange(N), ["raw"])["raw"]
     assert _labels(opened, np.arange(N)[::-1].copy()) == list(range(N))[::-1]
-    now = opened.statistics()
+    now = opened.stats()
     assert now.open == 2 and now.opens > 10 and now.evictions == now.opens - 2 and now.mapped_bytes > 0
     assert [plain(v) for v in held.values] == [s["raw"] for s in numbered(N)]
     opened.close()
-    assert opened.statistics().open == 0 and opened.statistics().mapped_bytes == 0
+    assert opened.stats().open == 0 and opened.stats().mapped_bytes == 0
     assert [plain(v) for v in held.values] == [s["raw"] for s in numbered(N)]
     with opened as same:
         assert same[3]["cls"] == 3
-    assert opened.statistics().open == 0
+    assert opened.stats().open == 0
 
 
 def test_dropping_a_set_frees_its_files_at_once(folders: dict[str, Path], fmt: str) -> None:
@@ -427,7 +425,7 @@ assert got["cls"].values.tolist() == order.tolist() == got["x"].values[:, 0].tol
 assert [bytes(v).decode() for v in got["txt"].values] == [str(i) for i in order]
 assert [None if v is None else len(v) > 0 for v in got["ragged"].values] == [True if i % 3 else None for i in order]
 assert opened.keys(order) == [f"k{i}" for i in order] and opened.find("k99") == 99
-assert opened.statistics().open == opened._opened.pool.limit == 8
+assert opened.stats().open == opened._opened.pool.limit == 8
 """
 
 
@@ -586,7 +584,7 @@ def test_a_set_of_no_samples(tmp_path: Path) -> None:
 def test_opening_reads_the_manifest_and_no_shard(folders: dict[str, Path], fmt: str) -> None:
     opened = open_shards(folders[fmt])
     len(opened), opened.sizes, opened.fields, opened.fingerprint, repr(opened), opened.locate(3)
-    assert opened.statistics().opens == 0
+    assert opened.stats().opens == 0
     assert json.loads((folders[fmt] / "streamio.json").read_bytes())["samples"] == N
 
 

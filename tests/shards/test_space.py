@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from streamio.shards import space
-from streamio.shards.space import LARGE_ITEM, address, are_cached, copy_items, will_need, words
+from streamio.shards.space import LARGE_ITEM, address, are_cached, copy_items, copy_spans, will_need, words
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 768, LARGE_ITEM - 1, LARGE_ITEM, LARGE_ITEM + 1])
@@ -40,6 +40,22 @@ def test_more_rows_than_are_picked_at_once_come_whole() -> None:
     copy_items(address(values) + rows * 8, out, None)
     assert (out == rows).all()
     assert (words(address(values) // 8 + rows[:9]) == rows[:9]).all()
+
+
+@given(
+    st.lists(st.one_of(st.integers(0, 40), st.integers(200, 1100), st.sampled_from([256, 1024, 5000])), max_size=30)
+)
+@settings(max_examples=60)
+def test_spans_of_any_lengths_go_where_they_belong_and_nowhere_else(sizes: list[int]) -> None:
+    rng = np.random.default_rng(len(sizes))
+    source, out = rng.integers(1, 256, 9000, np.uint8), np.zeros(sum(sizes) + 2 * len(sizes) + 1, np.uint8)
+    expected = out.copy()
+    starts = rng.integers(0, 9000 - 5000, len(sizes))
+    at = np.cumsum([size + 2 for size in sizes]) - sizes  # a gap of two bytes in front of each
+    for start, size, place in zip(starts, sizes, at, strict=True):
+        expected[place : place + size] = source[start : start + size]
+    copy_spans(address(source) + starts, np.array(sizes, np.int64), out, at.astype(np.int64))
+    assert (out == expected).all()
 
 
 def test_values_of_no_bytes_touch_no_memory() -> None:

@@ -13,9 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import streamio
+from streamio.codecs import npy_header_bytes
 from streamio.errors import CorruptShard, UsageError
 from streamio.shards.shardset import ShardSet, open_shards
-from streamio.shards.tokens import STARTS, TOKENS, Documents, TokenTable, find_field
+from streamio.shards.tokenfields import _usual_header, find_field
+from streamio.shards.tokens import STARTS, TOKENS, Documents, TokenTable
 from streamio.types import ArrayColumn, ListColumn
 from tests.conftest import FORMATS
 
@@ -273,3 +275,18 @@ def test_documents_of_two_types_are_refused(tmp_path: Path, fmt: str) -> None:
     mixed = write(tmp_path / "b", [np.zeros(4, np.uint16), np.zeros(5, np.uint32)], fmt)
     with pytest.raises(CorruptShard, match=r"row 1, field tokens: uint32\[5\] where .* uint16\[10\]"):
         gather(table(mixed, 2))
+
+
+def test_a_header_that_another_tool_wrote_means_the_same(tmp_path: Path, fmt: str) -> None:
+    """numpy 1.x and other libraries pad headers differently; here with a space more inside the braces."""
+    docs = documents([5, 9, 12])
+    heads = [npy_header_bytes(doc.dtype, doc.shape) for doc in docs]
+    other = [head.replace(b"{'descr'", b"{ 'descr'").replace(b" \n", b"\n") for head in heads]
+    assert all(len(one) == len(head) for one, head in zip(other, heads, strict=True))
+    values = [head + doc.tobytes() for head, doc in zip(other, docs, strict=True)]
+    assert gather(table(write(tmp_path / "s", values, fmt, "tokens.npy"), 5)) == windows_of(np.concatenate(docs), 5)
+
+
+@given(st.sampled_from(["|u1", "<u2", ">u2", "<i8"]), st.one_of(st.integers(0, 1000), st.integers(0, 10**18)))
+def test_the_usual_header_is_what_numpy_writes(dtype: str, count: int) -> None:
+    assert _usual_header(np.dtype(dtype), count) == npy_header_bytes(np.dtype(dtype), (count,))

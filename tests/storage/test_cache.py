@@ -20,7 +20,7 @@ import xxhash
 
 from streamio.errors import CorruptShard, StorageError, UsageError
 from streamio.storage import files
-from streamio.storage.cache import CacheStatistics, ShardCache, _lock, _unlock, default_cache_root
+from streamio.storage.cache import CacheStats, ShardCache, _lock, _unlock, default_cache_root
 from tests.conftest import ROOT
 from tests.samples import listing
 from tests.servers.http import Server, Vices, serve
@@ -81,7 +81,7 @@ def test_the_root_comes_from_the_environment(monkeypatch: pytest.MonkeyPatch, tm
 
 def test_a_shard_is_fetched_once(shards: Path, tmp_path: Path, facts: dict[str, dict[str, Any]]) -> None:
     cache = ShardCache(tmp_path)
-    assert cache.statistics() == CacheStatistics(hits=0, misses=0, downloaded=0, evictions=0, held=0)
+    assert cache.stats() == CacheStats(hits=0, misses=0, downloaded=0, evictions=0, held=0)
     with serve(shards) as server:
         for _ in range(3):
             path = cache.path(files.join(server.url, NAMES[0]), **facts[NAMES[0]])
@@ -89,9 +89,7 @@ def test_a_shard_is_fetched_once(shards: Path, tmp_path: Path, facts: dict[str, 
         with cache.open(files.join(server.url, NAMES[1]), **facts[NAMES[1]]) as file:
             assert file.read() == (shards / NAMES[1]).read_bytes()
         assert server.hits() == {NAMES[0]: 1, NAMES[1]: 1}
-    assert cache.statistics() == CacheStatistics(
-        hits=2, misses=2, downloaded=2 * SHARD, evictions=0, held=2 * SHARD
-    )
+    assert cache.stats() == CacheStats(hits=2, misses=2, downloaded=2 * SHARD, evictions=0, held=2 * SHARD)
     assert path.name.endswith(NAMES[0])
 
 
@@ -163,7 +161,7 @@ def test_the_least_recently_used_go_first(shards: Path, tmp_path: Path, facts: d
             cache.path(files.join(server.url, NAMES[n]), **facts[NAMES[n]])
             time.sleep(0.01)
         assert sorted(cached(tmp_path)) == [NAMES[0], NAMES[3], NAMES[4]]
-        assert cache.statistics().evictions == 2
+        assert cache.stats().evictions == 2
         assert not [name for name in os.listdir(tmp_path / "shard-cache") if NAMES[1] in name]
 
 
@@ -262,7 +260,7 @@ def _use_all(server: str, root: Path, facts: dict[str, dict[str, Any]], seed: in
     for n in np.random.default_rng(seed).permutation(12) % 6:
         with cache.open(files.join(server, NAMES[n]), **facts[NAMES[n]]) as file:
             with most.get_lock():
-                most.value = max(most.value, cache.statistics().held)
+                most.value = max(most.value, cache.stats().held)
             time.sleep(0.02)
             right += _facts(file.read()) == facts[NAMES[n]]
     return right
@@ -353,12 +351,12 @@ def test_cache_03_parts_that_nobody_asks_for_again_count_and_go(
         for name in NAMES[:2]:
             with pytest.raises(StorageError):
                 cache.path(files.join(server.url, name), **facts[name])
-        assert cache.statistics().held == SHARD
+        assert cache.stats().held == SHARD
         server.vices.cut = None
         cache.path(files.join(server.url, NAMES[2]), **facts[NAMES[2]])
         cache.path(files.join(server.url, NAMES[3]), **facts[NAMES[3]])
         assert sorted(cached(tmp_path)) == [NAMES[2], NAMES[3]]
-        assert cache.statistics().held == 2 * SHARD
+        assert cache.stats().held == 2 * SHARD
 
 
 def test_cache_04_only_what_the_cache_made_is_removed(

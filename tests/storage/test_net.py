@@ -213,7 +213,7 @@ addresses = [
 failed_not = []
 for url, given in addresses:
     cache = ShardCache(Path(folder), limit=10, storage_options=given, timeout=0.3)
-    print(repr(cache), cache.statistics())
+    print(repr(cache), cache.stats())
     for act in (
         lambda: files.read_bytes(url, storage_options=given, timeout=0.3),
         lambda: files.size(url, storage_options=given, timeout=0.3),

@@ -27,6 +27,9 @@ def write(job: Job, out: Path, samples: Iterator[tuple[Any, int]]) -> None:
     kind = job.store.split("-")[1]
     if holds_bytes(job):
         _pack(job, out, kind)
+    elif kind == "windows":
+        windows = ({"x": value} for value, _ in samples)
+        streamio.write(windows, out, format="hdf5", overwrite=True)
     elif job.about.kind == "tokens":
         streamio.write(_documents(samples), out, format=kind, overwrite=True)
     else:
@@ -57,6 +60,8 @@ def _documents(samples: Iterator[tuple[Any, int]]) -> Iterator[dict[str, Any]]:
 
 def dataset(job: Job) -> Any:
     about, path = job.about, str(job.packed)
+    if job.variant.startswith("windows"):
+        return streamio.ShardDataset(path, about.batch, fields=("x",), shuffle="global", seed=SEED)
     if about.kind == "tokens":
         return streamio.TokenDataset(
             path, about.batch, TOKENS, fields=("tokens",), dtype="int32", shuffle="global", seed=SEED
