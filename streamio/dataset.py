@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 from numpy.typing import NDArray
 
-from streamio.batching.caching import CacheOptions
 from streamio.batching.declared import Collate, added_fields, as_declaration, as_function, check_declaration
 from streamio.batching.decode import FieldDecode
 from streamio.batching.delivery import Delivery
@@ -26,6 +25,7 @@ from streamio.batching.options import (
 )
 from streamio.batching.picked import ADDED, VALID, Picked, Table
 from streamio.batching.reading import SampleReader
+from streamio.caching.keyed import CacheOptions
 from streamio.codecs import MAX_PIXELS
 from streamio.errors import UsageError
 from streamio.order.balance import Draw, Lots
@@ -38,10 +38,10 @@ from streamio.order.settings import OrderSettings
 from streamio.order.shuffle import BLOCK_SAMPLES, shuffle_mode
 from streamio.order.standins import TableStandIns
 from streamio.order.state import Facts
-from streamio.packing.report import parse_size
 from streamio.shards.concat import Concat
 from streamio.shards.pictures import with_one_picture
 from streamio.shards.shardset import ShardSet, open_shards
+from streamio.sizes import parse_size
 from streamio.stream import BatchStream, EpochPlan, Start, given_ranks, warn_once
 from streamio.types import Alloc, new_array
 from streamio.world import World
@@ -76,6 +76,9 @@ class ShardDataset(BatchStream):
                 raw bytes, or False for the raw bytes}. False: raw bytes of all fields. An operation draws the
                 same numbers for every field of a sample, so a picture and its mask are cropped alike.
     layout:     of pictures: "hwc", or "chw" (no copy; torch's channels_last).
+    prepare:    function of one decoded sample (a dict of arrays, numbers, strings) that draws nothing and returns
+                one; None drops it. It comes before transform. With cache= what it returns is kept, and nothing of
+                the sample is read or decoded again.
     transform:  function of one sample (a dict of arrays, numbers, strings; not tensors), or of (sample, rng)
                 with a numpy Generator keyed by (seed, epoch, row). What it returns is collated; None drops the
                 sample from its batch.
@@ -90,7 +93,8 @@ class ShardDataset(BatchStream):
     batch_transform: function of a batch as the loop would get it (tensors in a dict or tuple), or of (batch, rng)
                 with a generator keyed by (seed, epoch, first row). What it returns is delivered instead. See
                 `streamio.MixUp`, `streamio.CutMix` and `streamio.RandomChoice`.
-    on_error:   for samples that do not decode, lack a field that becomes an array, or that transform raises on:
+    on_error:   for samples that do not decode, lack a field that becomes an array, or that prepare or transform
+                raise on:
                 "raise" the error of the first; "skip": they are left out of their batch, which gets smaller (but
                 not empty: of a batch of nothing but bad samples all are substituted); "substitute": others take
                 their places, so that batches stay whole. Each is logged once in a process (logger "streamio").
@@ -99,12 +103,14 @@ class ShardDataset(BatchStream):
     error_report: path of a JSON-lines file to which all workers append shard, row, key, field and error of each
                 bad sample, the epoch, what was done, and by which sample it was substituted.
     max_pixels: pictures with more are refused before they are decoded.
-    cache:      "memory" or "disk:/folder": keep what is decoded for the next epochs, as it is before anything is
-                drawn at random; batches are the same to the bit. In memory that all workers share (and the ranks
-                that torchrun starts), gone with the data set; or in files that all jobs of the machine share.
+    cache:      "memory" or "disk:/folder": keep what is decoded (or prepared) for the next epochs, as it is before
+                anything is drawn at random; batches are the same to the bit. In memory that all workers share (and
+                the ranks that torchrun starts), gone with the data set; or in files that all jobs of the machine
+                share.
     cache_bytes: that it may take (`"8GB"`); None: half of the memory that is available, or of the free disk. What
                 does not fit is decoded in each epoch.
-    cache_key:  instead of the code of the functions in decode=, a text that is to change when what they do changes.
+    cache_key:  instead of the code of prepare= and the functions in decode= (and what missing= fills in for
+                prepare=), a text that is to change when what they do changes.
     rank, world_size: instead of those of torch.distributed (or RANK and WORLD_SIZE); for data-parallel groups.
 
     Raises UsageError at construction for what cannot work, and TailError where "even" cannot be, before the
@@ -127,6 +133,7 @@ class ShardDataset(BatchStream):
         tail: Tail = "even",
         decode: FieldDecode | Mapping[str, FieldDecode] = None,
         layout: Literal["hwc", "chw"] = "hwc",
+        prepare: Callable[[dict[str, Any]], Any] | None = None,
         transform: Callable[..., Any] | None = None,
         collate: Collate | None = None,
         missing: Mapping[str, WhenMissing] | None = None,
@@ -146,11 +153,14 @@ class ShardDataset(BatchStream):
         added = added_fields(declared, rules)
         chosen, as_tuple = choose_fields(tuple(table.fields), fields, tail, added)
         stored = tuple(name for name in chosen if name not in added)
-        check_rules(rules, tuple(table.fields), stored, makes_more=transform is not None)
+        makes_more = transform is not None or prepare is not None
+        check_rules(rules, tuple(table.fields), stored, makes_more=makes_more)
         check_choice("layout", layout, ("hwc", "chw"))
         check_errors(on_error, max_errors)
         check_choice("tail", tail, ("even", "drop", "pad"))
-        check_values(seed=seed, max_pixels=max_pixels, transform=transform, collate=as_function(collate))
+        check_values(
+            seed=seed, max_pixels=max_pixels, prepare=prepare, transform=transform, collate=as_function(collate)
+        )
         super().__init__(seed=seed, ranks=given_ranks(rank, world_size))
         self.table: Table = table
         check_batch_size(batch_size, buckets)
@@ -161,8 +171,8 @@ class ShardDataset(BatchStream):
         )  # fmt: skip
         size = None if cache_bytes is None else parse_size(cache_bytes)
         read = ReadOptions(
-            fields=stored, decode=decode, transform=transform, on_error=on_error, max_pixels=max_pixels,
-            missing=rules, max_errors=max_errors,
+            fields=stored, decode=decode, prepare=prepare, transform=transform, on_error=on_error,
+            max_pixels=max_pixels, missing=rules, max_errors=max_errors,
             error_report=None if error_report is None else report_path(error_report),
             cache=CacheOptions.checked(cache, size, cache_key),
         )  # fmt: skip
@@ -170,7 +180,7 @@ class ShardDataset(BatchStream):
         pictures = frozenset(name for name, decoder in self.reader.decoders.items() if decoder.is_picture)
         declared = check_declaration(
             declared, self.reader.decoders, missing=rules, asked=chosen if as_tuple else None,
-            others=(*table.fields, *ADDED), has_transform=transform is not None,
+            others=(*table.fields, *ADDED), has_transform=makes_more,
         )  # fmt: skip
         join = JoinOptions(
             fields=chosen, as_tuple=as_tuple, layout=layout, collate=as_function(collate), declared=declared

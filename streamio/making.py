@@ -45,8 +45,8 @@ def make_loader(
              keeps the order, cuts out the middle, and gives every sample once (tail="even"): the last two batches
              may be smaller.
     size:    height and width of pictures, by RandomResizedCrop(size), or CenterCrop(size, resize=size * 8 / 7). By
-             default 224, unless the pictures were packed in one size, or decode=, transform= or collate= is given.
-             None of these mirrors: decode=RandomResizedCrop(224, flip=0.5) does.
+             default 224, unless the pictures were packed in one size, or decode=, prepare=, transform= or collate=
+             is given. None of these mirrors: decode=RandomResizedCrop(224, flip=0.5) does.
     fields:  what a batch holds, in this order. By default the picture, or else the only field that is no number;
              then `cls`, or else the only number. Where that is not one of each, UsageError lists what there is.
     device, convert: give them to `loader.to`; None leaves batches in the memory of the program.
@@ -125,7 +125,8 @@ def _decode(
     if size is not None and not pictures:
         raise UsageError(f"size={size}, but no field of the batch is a picture", fix="Leave it out")
     if size is None:
-        asked = any(options.get(name) is not None for name in ("decode", "transform")) or _joins(options, pictures)
+        named = any(options.get(name) is not None for name in ("decode", "prepare", "transform"))
+        asked = named or _joins(options, pictures)
         if asked or not pictures or all(specs[name].shape is not None for name in pictures):
             return None
     if len(pictures) > 1:

@@ -42,8 +42,9 @@ class Mixture(BatchStream):
     close to it too. Each set goes through its own epochs in its own order: nothing of
     it comes twice before all of it came. Epochs of the mixture continue: the next one goes on where each set is.
 
-    sets:       name -> (ShardDataset, weight). A set brings its fields, decode, transform, shuffle, seed and error
-                policy; batch_size, tail and ranks are those of the mixture. Weights are taken to a millionth.
+    sets:       name -> (ShardDataset, weight). A set brings its fields, decode, prepare, transform, cache, shuffle,
+                seed and error policy; batch_size, tail and ranks are those of the mixture. Weights are taken to a
+                millionth.
     batch_size: samples of one batch on one rank.
     weights:    function of the step (global batches so far, over all epochs) that gives one weight for each set,
                 in the place of those in `sets`; asked for every 1,000 draws.
@@ -83,7 +84,7 @@ class Mixture(BatchStream):
             check_choice("stop", stop, ("all", "first", "never"))
         else:
             check_count("stop", stop)
-        check_values(seed=0, max_pixels=1, transform=weights, collate=as_function(collate))
+        check_values(seed=0, max_pixels=1, weights=weights, collate=as_function(collate))
         members = list(self.sets.values())
         super().__init__(seed=members[0].ordering.seed, ranks=given_ranks(rank, world_size))
         self.batch_size, self.batches, self.stop, self.tail = batch_size, batches, stop, tail
@@ -251,8 +252,8 @@ class Mixture(BatchStream):
     @property
     def _by_sample(self) -> bool:
         assert self._joiner is not None
-        with_transform = any(member.reader.options.transform is not None for member in self.sets.values())
-        return with_transform or self._joiner.options.collate is not None
+        by_sample = any(member.reader.options.by_sample for member in self.sets.values())
+        return by_sample or self._joiner.options.collate is not None
 
     @property
     def runs_user_code(self) -> bool:

@@ -76,7 +76,7 @@ class DataStats:
     samples, batches: that were made.
     skipped: bad samples that were left out, with on_error="skip".
     substituted: bad samples that others took the places of.
-    dropped: samples for which the transform returned None, or that lack a field that missing= skips.
+    dropped: samples for which prepare or transform returned None, or that lack a field that missing= skips.
     cache_hits, cache_misses: decoded values that were in the cache, and that were not.
     cache_bytes: that were put into the cache.
     seconds: in each stage ("read", "decode", "transform", "collate"), of all workers and threads together.

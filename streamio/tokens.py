@@ -56,10 +56,10 @@ class TokenDataset(ShardDataset):
                 last one shorter. Must be said where there are any. Only for "documents".
     position_ids: also give `position_ids` int64, counted from 0 in each sequence of `cu_seqlens`: (batch_size, T)
                 when packed, (all of the batch,) for documents.
-    shuffle, seed, tail, options: as for `ShardDataset`: what decides the order, rank and world_size; transform
-                (and then on_error, max_errors, error_report) and collate, which take samples {"tokens": (T + 1,)},
-                with "document_starts" when packed; batch_transform, which takes the batch; fields, but only for
-                "windows" (`fields=("tokens",)` gives tuples, and spares reading the keys).
+    shuffle, seed, tail, options: as for `ShardDataset`: what decides the order, rank and world_size; prepare (with
+                cache), transform (with either on_error, max_errors, error_report) and collate, which take samples
+                {"tokens": (T + 1,)}, with "document_starts" when packed; batch_transform, which takes the batch;
+                fields, but only for "windows" (`fields=("tokens",)` gives tuples, and spares reading the keys).
 
     Where documents lie is worked out from the shard indexes, at once, without reading a shard (but one header). It
     takes 8 bytes of memory for each document in each process that does not share it by fork, 16 under "split".
@@ -186,7 +186,7 @@ def _check_options(
                 f"{name}={options[name]!r} for tokens", fix="There is nothing for it to do; leave it out"
             )
     for name in _OF_TRANSFORM:
-        if name in options and options.get("transform") is None:
+        if name in options and options.get("transform") is None and options.get("prepare") is None:
             raise UsageError(
                 f"{name}={options[name]!r} for tokens, of which none is bad unless a transform raises on it",
                 fix="Leave it out, or give transform= too",

@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 
 import streamio
 from streamio import ShardDataset, StreamLoader, UsageError, WorkerDied
-from streamio.batching import caching
+from streamio.caching import keyed
 from streamio.image import CenterCrop, MaxSide, RandomResizedCrop, Resize
 from tests.samples import png
 from tests.sets import Several, make_set
@@ -121,7 +121,7 @@ def plain(source: str) -> dict[str, list[list[str]]]:
 @pytest.fixture(autouse=True)
 def _own_memory() -> None:
     """Logged errors, which pytest keeps, hold on to data sets of earlier tests, and so to their memory."""
-    caching._in_memory.clear()
+    keyed._in_memory.clear()
 
 
 @pytest.fixture(params=["memory", "disk"])
@@ -334,5 +334,5 @@ def test_what_cannot_work_is_refused_at_once(source: str, options: dict[str, Any
 def test_a_value_that_cannot_be_kept_is_named(tmp_path: Path) -> None:
     source = make_set(tmp_path / "set", 8)
     dataset = ShardDataset(source, 4, decode={"txt": lambda data: {*data}}, cache="memory", collate=ident)
-    with pytest.raises(UsageError, match=r"a decoder returned a builtins.set, which cache= cannot keep"):
+    with pytest.raises(UsageError, match=r"field txt: a builtins.set, which cache= cannot keep"):
         list(dataset)

@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "streamio"
 
 RUNGS = (
     {"version", "errors", "memory"},
-    {"types"},
+    {"types", "sizes"},
     {"rng", "seeding", "image", "world", "callers", "mainguard", "pickling"},
     {"order", "storage", "codecs", "handover", "caching", "tally"},
     {"shards"},

@@ -69,6 +69,7 @@ def test_pictures_are_cropped_to_224_and_laid_out_for_a_model(photos: str) -> No
         ({"train": False, "size": 112}, CenterCrop(112, resize=128)),
         ({"decode": Resize((9, 7))}, Resize((9, 7))),
         ({"transform": dict}, None),
+        ({"prepare": dict}, None),
         ({"transform": dict, "size": 64}, RandomResizedCrop(64)),
         ({"collate": list}, None),
     ],

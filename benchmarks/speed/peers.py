@@ -30,7 +30,8 @@ ffcv is compiled against libopencv-dev and libturbojpeg0-dev, which are no Pytho
 class Variant:
     """One way of one loader.
 
-    role:      "hand": loaders written by hand, which are no peers in the goals; "bare": nothing is read.
+    role:      "hand": loaders written by hand, and what is not shuffled, which are no peers in the goals; "bare":
+               nothing is read.
     workloads: the names of those that it takes part in.
     quick:     those of a quick run, each with its numbers of workers: "a2 c02".
     store:     whose data it reads; its first word is who writes them. "": the source itself.
@@ -110,7 +111,7 @@ VARIANTS: tuple[Variant, ...] = (
     _peer("mosaicml", "MosaicML Streaming, own decoder", "a", "", "pillow"),
     _peer("litdata", "LitData", "abcdef", "a2 c02 d0 e0 f0"),
     _peer("huggingface", "HF datasets", "abcdef", "a2 c02 d0 e0 f0", "map"),
-    _peer("huggingface", "HF datasets, not shuffled", "cdef", "", "slices"),
+    _peer("huggingface", "HF datasets, not shuffled", "cdef", "", "slices", role="hand"),
     _peer("huggingface", "HF datasets, own decoder", "a", "", "pillow"),
     _peer("grain", "Grain + ArrayRecord", "abcdef", "", torch=False),
     Variant(peer="spdl", name="own", label="SPDL, loose files", workloads="ab", quick="", torch=False),

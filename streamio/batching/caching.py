@@ -9,42 +9,30 @@ are the same to the bit.
 from __future__ import annotations
 
 import importlib.metadata
-import os
-import weakref
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
-import xxhash
 from numpy.typing import NDArray
 
 from streamio.batching.decode import IMAGE_CODECS, Failure, FieldDecoder, Rng, Values, decode_each
 from streamio.batching.resizing import best_resize
 from streamio.batching.stages import Count
-from streamio.caching.code import code_key
-from streamio.caching.disk import DiskStore
-from streamio.caching.memory import MemoryStore, default_limit
+from streamio.caching.keyed import CacheOptions, Origin, open_store
 from streamio.caching.store import Store
 from streamio.codecs import Known, Pixels
-from streamio.errors import UsageError
+from streamio.errors import UsageError, where
 from streamio.image import CenterCrop, MaxSide, Resize
 from streamio.types import Alloc, Column, ListColumn, Rows
-from streamio.version import __version__
 
 HITS, MISSES, ADDED_BYTES = "cache_hits", "cache_misses", "cache_bytes"
 """What is counted: values that were there, and that were not; bytes that were put in."""
-
-_VERSION = 1
-"""Of all that makes values and their places; another one is another cache."""
 
 _FIXED = (Resize, CenterCrop, MaxSide)
 """Operations of which is known that they draw nothing."""
 
 _SCALES = (1, 2, 4, 8)
 """At which a JPEG may be decoded, in eighths."""
-
-_DISK = "disk:"
 
 
 class Source(Protocol):
@@ -57,38 +45,6 @@ class Source(Protocol):
     def fingerprint(self) -> str: ...
 
     def gather(self, rows: Rows, fields: Sequence[str]) -> dict[str, Column]: ...
-
-
-@dataclass(frozen=True, kw_only=True)
-class CacheOptions:
-    """where: "memory", or "disk:" and a folder. bytes: the limit; None: a share of what is free.
-
-    key: stands for the code of the user's functions, on a disk.
-    """
-
-    where: str
-    bytes: int | None = None
-    key: str | None = None
-
-    @classmethod
-    def checked(cls, where: Any, bytes: int | None, key: Any) -> CacheOptions | None:
-        """The options, or None for no cache. Raises UsageError for what is none, or is without effect."""
-        if where is None:
-            for name, value in {"cache_bytes": bytes, "cache_key": key}.items():
-                if value is not None:
-                    raise UsageError(
-                        f"{name}={value!r} without cache=", fix='Give cache="memory" or "disk:/folder"'
-                    )
-            return None
-        if where != "memory" and not (isinstance(where, str) and where.startswith(_DISK) and where != _DISK):
-            raise UsageError(
-                f"cache={where!r}", fix='Give "memory", or "disk:" and a folder: "disk:/scratch/cache"'
-            )
-        if key is not None and (where == "memory" or not isinstance(key, str)):
-            raise UsageError(
-                f"cache_key={key!r}", fix="Give a text, for a cache on a disk; one in memory needs none"
-            )
-        return cls(where=where, bytes=bytes, key=key)
 
 
 class ValueCache:
@@ -111,7 +67,8 @@ class ValueCache:
         self._rows = int(table.sizes.sum())
         ends = np.cumsum([self._rows * _slots(decoder) for decoder in kept.values()])
         self._first = dict(zip(kept, [0, *ends.tolist()], strict=False))
-        self._held = _opened(options, table.fingerprint, kept, int(ends[-1]))
+        origins = [Origin("source", table.fingerprint), made_by(), *map(decoded_by, kept.values())]
+        self._held = open_store(options, origins, int(ends[-1]))
 
     @property
     def store(self) -> Store:
@@ -126,7 +83,7 @@ class ValueCache:
         pixels = None if size is None else alloc((len(rows), *size, 3), np.dtype(np.uint8))
         outs: list[Any] = [None] * len(rows) if pixels is None else list(pixels)
         required = pixels is not None or (joined and decoder.fills_array)
-        if _is_random(decoder):
+        if may_draw(decoder):
             known = _Pictures(self.store, self._first[decoder.field] + rows * len(_SCALES))
             items = self._items(rows, decoder)
             values, failures = decode_each(decoder, items, rng, outs, required, known.of)
@@ -156,10 +113,11 @@ class ValueCache:
         )
         failed = {failure.index for failure in failures}
         added = 0
-        for n, (i, item) in enumerate(zip(missed, items, strict=True)):
-            values[i] = made[n]
-            if n not in failed and isinstance(item, memoryview):
-                added += self.store.write(int(slots[i]), made[n])
+        with where(field=decoder.field):
+            for n, (i, item) in enumerate(zip(missed, items, strict=True)):
+                values[i] = made[n]
+                if n not in failed and isinstance(item, memoryview):
+                    added += self.store.write(int(slots[i]), made[n])
         self._counted(0, 0, added)
         return [Failure(missed[failure.index], failure.field, failure.error) for failure in failures]
 
@@ -211,47 +169,20 @@ def _is_costly(decoder: FieldDecoder) -> bool:
     return not decoder.raw and (decoder.function is not None or decoder.codec in IMAGE_CODECS)
 
 
-def _is_random(decoder: FieldDecoder) -> bool:
+def may_draw(decoder: FieldDecoder) -> bool:
+    """Whether its operation draws at random, as far as is known."""
     return decoder.op is not None and type(decoder.op) not in _FIXED
 
 
 def _slots(decoder: FieldDecoder) -> int:
     """Of each row."""
-    return len(_SCALES) if _is_random(decoder) else 1
+    return len(_SCALES) if may_draw(decoder) else 1
 
 
-_in_memory: weakref.WeakValueDictionary[Any, MemoryStore] = weakref.WeakValueDictionary()
-"""Stores of this process by what is in them: data sets that read the same in the same way share one."""
-
-
-def _opened(
-    options: CacheOptions, fingerprint: str, decoders: Mapping[str, FieldDecoder], slots: int
-) -> MemoryStore | DiskStore:
-    if options.where != "memory":
-        key = _key(fingerprint, decoders, options.key)
-        return DiskStore(options.where.removeprefix(_DISK), key, slots, options.bytes)
-    try:
-        shared = _key(fingerprint, decoders, None)
-    except UsageError:
-        shared = None  # each rank has its own
-    own = (os.getpid(), fingerprint, tuple(_facts(d, repr(id(d.function))) for d in decoders.values()), options)
-    store = _in_memory.get(own)
-    if store is None:
-        store = MemoryStore(slots, options.bytes or default_limit(), shared)
-        _in_memory[own] = store
-    return store
-
-
-def _key(fingerprint: str, decoders: Mapping[str, FieldDecoder], given: str | None) -> str:
-    """32 hex digits that change with all that values depend on. Raises UsageError for functions that hide it."""
-    facts: list[Any] = [_VERSION, __version__, fingerprint, given]
-    facts += map(_version, ("pillow", "simplejpeg", "torch"))
-    facts.append("pillow" if best_resize() is None else "torch")
-    for name, decoder in decoders.items():
-        function = decoder.function
-        code = "" if function is None or given is not None else code_key(f"decode[{name!r}]", function)
-        facts.append(_facts(decoder, code))
-    return xxhash.xxh3_128_hexdigest(repr(facts).encode())
+def made_by() -> Origin:
+    """What all decoding depends on."""
+    versions = [_version(package) for package in ("pillow", "simplejpeg", "torch")]
+    return Origin("decoding", (*versions, "pillow" if best_resize() is None else "torch"))
 
 
 def _version(package: str) -> str:
@@ -261,7 +192,8 @@ def _version(package: str) -> str:
         return ""
 
 
-def _facts(decoder: FieldDecoder, code: str) -> tuple[Any, ...]:
-    """What the kept values of a field depend on."""
-    operation = "any" if _is_random(decoder) else repr(decoder.op)
-    return decoder.field, decoder.codec, operation, decoder.max_pixels, decoder.function is not None, code
+def decoded_by(decoder: FieldDecoder, *more: Any) -> Origin:
+    """What the kept values of a field depend on. more: further facts."""
+    operation = "any" if may_draw(decoder) else repr(decoder.op)
+    facts = (decoder.field, decoder.codec, operation, decoder.max_pixels, decoder.function is not None, *more)
+    return Origin(f"decode[{decoder.field!r}]", facts, decoder.function)

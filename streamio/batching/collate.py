@@ -51,14 +51,14 @@ def join_values(name: str, values: list[Any], keys: Sequence[str], alloc: Alloc)
 def by_field(samples: Sequence[Mapping[str, Any]], keys: Sequence[str]) -> dict[str, list[Any]]:
     """Samples as the values of each field. Raises SampleError where they have different fields."""
     expected = set(samples[0])
-    for sample, key in zip(samples, keys, strict=True):
+    for i, sample in enumerate(samples):
         if set(sample) != expected:
             differ = ", ".join(sorted(set(sample) ^ expected))
             raise SampleError(
                 f"has other fields than the sample '{keys[0]}' of its batch: {differ}",
                 fix="Let every sample have the same fields, say what becomes of those without with missing={field: "
                 "…}, or join them yourself (collate=…)",
-                key=key,
+                key=keys[i],  # not before: keys are read when one is needed
             )
     return {name: [sample[name] for sample in samples] for name in samples[0]}
 

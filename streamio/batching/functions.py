@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 
+import numpy as np
+
 from streamio.batching.decode import Values
-from streamio.errors import UsageError
+from streamio.batching.picked import Table
+from streamio.errors import TransformError, UsageError
 from streamio.pickling import GRADIENT, Fault, find_fault, has_cloudpickle, main_is_imported
 
 
@@ -17,8 +20,18 @@ def as_samples(values: Mapping[str, Values], count: int) -> list[dict[str, Any]]
     return [{name: value[i] for name, value in values.items()} for i in range(count)]
 
 
+def with_fields(
+    samples: Sequence[Mapping[str, Any] | None], more: Mapping[str, Values]
+) -> list[dict[str, Any] | None]:
+    """New dicts of samples, with further fields of the batch; None stays None."""
+    return [
+        None if sample is None else {**sample, **{name: values[i] for name, values in more.items()}}
+        for i, sample in enumerate(samples)
+    ]
+
+
 def takes_rng(function: Callable[..., Any]) -> bool:
-    """Whether a transform wants (sample, rng): a parameter called rng, or two without a default."""
+    """Whether a function wants (sample, rng): a parameter called rng, or two without a default."""
     try:
         parameters = inspect.signature(function).parameters
     except (TypeError, ValueError):
@@ -26,6 +39,15 @@ def takes_rng(function: Callable[..., Any]) -> bool:
     positional = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     needed = [p for p in parameters.values() if p.kind in positional and p.default is p.empty]
     return "rng" in parameters or len(needed) >= 2
+
+
+def raised_by(name: str, error: Exception, table: Table, row: int) -> TransformError:
+    """The error for a sample on which a function of the user's raised. name: of the argument in the call."""
+    shard, local = table.locate(row)
+    (key,) = table.keys(np.array([row]))
+    wrapped = TransformError(f"{name} raised {type(error).__name__}: {error}", shard=shard, row=local, key=key)
+    wrapped.__cause__ = error
+    return wrapped
 
 
 def go_by_value(functions: Mapping[str, Any]) -> bool:

@@ -59,11 +59,11 @@ class Joiner:
 
     def _by_declaration(self, samples: list[Any], keys: Sequence[str], alloc: Alloc) -> dict[str, Any]:
         declared = self.options.declared
-        for sample, key in zip(samples, keys, strict=True):
+        for i, sample in enumerate(samples):
             if not isinstance(sample, Mapping):
                 raise SampleError(
                     f"the transform returned a {type(sample).__name__}, and collate= declares fields",
-                    fix="Return a dict of fields, or give a function as collate=", key=key,
+                    fix="Return a dict of fields, or give a function as collate=", key=keys[i],
                 )  # fmt: skip
         columns = by_field(samples, keys)
         batch: dict[str, Any] = {}
@@ -89,7 +89,7 @@ class Joiner:
         missing = [name for name in self.options.fields if name not in batch]
         if missing:
             raise UsageError(
-                f"the transform returned no {', '.join(missing)}, which fields= asks for",
+                f"the transform or prepare returned no {', '.join(missing)}, which fields= asks for",
                 fix="Return them, or return a tuple in the order you want",
             )
         return tuple(batch[name] for name in self.options.fields)
@@ -104,7 +104,7 @@ def _channels_first(pictures: Any) -> Any:
 
 def read_batch(reader: SampleReader, joiner: Joiner, picked: Picked, alloc: Alloc) -> Any:
     """The batch of some samples of one table: gathered, decoded, transformed and joined."""
-    if reader.options.transform is not None or joiner.options.collate is not None:
+    if reader.options.by_sample or joiner.options.collate is not None:
         made = reader.samples(picked)
         refuse_empty(len(picked.rows), len(made.samples))
         since = perf_counter_ns()
@@ -124,8 +124,8 @@ def refuse_empty(asked: int, left: int) -> None:
     """Raise SampleError for a batch of which nothing is left. Bad samples never empty one: see `SampleReader`."""
     if not left:
         raise SampleError(
-            f"transform returned None for all of the {asked} samples of a batch that were not bad, or they lack a "
-            "field that missing= skips",
+            f"prepare or transform returned None for all of the {asked} samples of a batch that were not bad, or "
+            "they lack a field that missing= skips",
             fix="A batch may get smaller, not empty: use where(…) to leave out samples before they are read",
         )
 

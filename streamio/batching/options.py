@@ -9,10 +9,10 @@ from typing import Any, Literal, TypeAlias, get_args
 
 import numpy as np
 
-from streamio.batching.caching import CacheOptions
 from streamio.batching.declared import How
 from streamio.batching.decode import FieldDecode
 from streamio.batching.missing import WhenMissing
+from streamio.caching.keyed import CacheOptions
 from streamio.codecs import MAX_PIXELS
 from streamio.errors import UsageError
 
@@ -25,6 +25,7 @@ class ReadOptions:
 
     fields: tuple[str, ...]
     decode: FieldDecode | Mapping[str, FieldDecode] = None
+    prepare: Callable[[dict[str, Any]], Any] | None = None
     transform: Callable[..., Any] | None = None
     on_error: OnError = "raise"
     max_errors: int | float | None = None
@@ -33,10 +34,16 @@ class ReadOptions:
     max_pixels: int = MAX_PIXELS
     cache: CacheOptions | None = None
 
+    @property
+    def by_sample(self) -> bool:
+        """Whether a function of the user's gets samples one by one."""
+        return self.transform is not None or self.prepare is not None
+
     def functions(self) -> dict[str, Any]:
         """The user's functions, by the words for them in the call."""
         decode = self.decode if isinstance(self.decode, Mapping) else {}
-        return {"transform": self.transform, **{f"decode[{name!r}]": how for name, how in decode.items()}}
+        mine = {"prepare": self.prepare, "transform": self.transform}
+        return {**mine, **{f"decode[{name!r}]": how for name, how in decode.items()}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,12 +63,12 @@ def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
         raise UsageError(f"{name}={value!r}", fix=f"Use {' or '.join(map(repr, choices))}")
 
 
-def check_values(*, seed: Any, max_pixels: Any, transform: Any, collate: Any) -> None:
+def check_values(*, seed: Any, max_pixels: Any, **functions: Any) -> None:
     """Raise UsageError for what is no whole number, or no function."""
     for name, value in {"seed": seed, "max_pixels": max_pixels}.items():
         if not isinstance(value, int | np.integer):
             raise UsageError(f"{name}={value!r}", fix="Give a whole number")
-    for name, function in {"transform": transform, "collate": collate}.items():
+    for name, function in functions.items():
         if function is not None and not callable(function):
             raise UsageError(f"{name}={function!r}", fix="Give a function, or leave it out")
 

@@ -1,8 +1,8 @@
-"""Rows of a table -> values: gather, decode, and the user's transform, with what fails dealt with on the way."""
+"""Rows of a table -> values: gather, decode, prepare, transform, with what fails dealt with on the way."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from time import perf_counter_ns
@@ -13,13 +13,14 @@ import numpy as np
 from streamio.batching import stages
 from streamio.batching.caching import ValueCache
 from streamio.batching.decode import Columns, Failure, FieldDecoder, Values, decode_column, make_decoders
-from streamio.batching.functions import as_samples, takes_rng
+from streamio.batching.functions import as_samples, raised_by, takes_rng, with_fields
 from streamio.batching.missing import MissingRules, with_rules
 from streamio.batching.options import ReadOptions
 from streamio.batching.picked import ADDED, KEY, Picked, Table
+from streamio.batching.preparing import Preparing
 from streamio.batching.settling import Settlement
 from streamio.batching.stages import Count, spent
-from streamio.errors import SampleError, TransformError
+from streamio.errors import SampleError
 from streamio.order.standins import StandIns, TableStandIns
 from streamio.rng import TRANSFORM, generator
 from streamio.types import Alloc, Rows, new_array
@@ -41,7 +42,7 @@ class SampleReader:
     """Reads samples of one table as the options say.
 
     count:     told how many samples were left out or replaced, and why (`skipped` and `substituted` with on_error,
-               `dropped` by the transform or for what they lack); and the time of each stage, see `stages`.
+               `dropped` by prepare or transform, or for what they lack); and the time of each stage, see `stages`.
     stand_ins: says which samples take the places of bad ones; None: those of the table.
     """
 
@@ -52,7 +53,8 @@ class SampleReader:
         self._seed = seed
         self._settlement = Settlement(table, options, count, stand_ins or TableStandIns(table, seed))
         self._missing = MissingRules(options.missing, self.decoders, table)
-        cache = options.cache
+        self.preparing = None if options.prepare is None else Preparing(options, table, self.decoders, count)
+        cache = options.cache if self.preparing is None else None  # else it has the cache
         self.cache = None if cache is None else ValueCache(cache, table, self.decoders, count)
 
     @cached_property
@@ -69,7 +71,7 @@ class SampleReader:
     @property
     def runs_user_code(self) -> bool:
         """Whether a function of the user's runs here, which may draw from global generators."""
-        return self.options.transform is not None or any(d.function for d in self.decoders.values())
+        return self.options.by_sample or any(d.function for d in self.decoders.values())
 
     def keys(self, rows: Rows) -> Sequence[str]:
         """The keys of a batch, read only when one is needed."""
@@ -128,7 +130,7 @@ class SampleReader:
         return picked.take(left)
 
     def samples(self, picked: Picked, *, may_be_empty: bool = False) -> Made:
-        """One value for each sample that is left: a dict of its fields, or what the transform made of that."""
+        """One value for each sample that is left: a dict of its fields, or what was made of that."""
         picked = self._without_lacking(picked)
         samples, failures = self._transformed(picked)
         if self._settlement.is_due(picked, failures):
@@ -145,30 +147,44 @@ class SampleReader:
         return Made(picked, samples)
 
     def _transformed(self, picked: Picked) -> tuple[list[Any], list[Failure]]:
-        """What becomes of each sample; None where it failed, or where the transform returned that."""
+        """What becomes of each sample; None where it failed, or where one of the functions returned that."""
+        more = {name: values for name, values in picked.more.items() if name in ADDED}
+        values: Mapping[str, Any]
+        if self.preparing is None:
+            samples, failures, values = self._untransformed(picked, more)
+        else:
+            prepared, failures = self.preparing.samples(picked, lambda others: self._untransformed(others, {})[:2])
+            samples, values = with_fields(prepared, more), self._missing.masks(picked.rows)
+        if not self.options.by_sample:
+            return samples, failures
+        if self.options.transform is not None:
+            since = perf_counter_ns()
+            for i, sample in enumerate(samples):
+                try:
+                    samples[i] = None if sample is None else self._transform(sample, picked, i)
+                except Exception as error:
+                    samples[i] = None
+                    failures.append(Failure(i, "", raised_by("transform", error, self.table, int(picked.rows[i]))))
+            spent(self.count, stages.TRANSFORM, since)
+        samples, lacking = self._missing.after(samples, values)
+        return samples, failures + lacking
+
+    def _untransformed(
+        self, picked: Picked, more: Mapping[str, Values]
+    ) -> tuple[list[Any], list[Failure], Columns]:
+        """The fields of each sample as a dict, None where they failed; and the columns. more: further fields."""
         values, failures = self._decoded(picked, new_array, joined=False)
-        fields: Columns = {**values, KEY: self.table.keys(picked.rows), **picked.more}
+        fields = {**values, KEY: self.table.keys(picked.rows), **more}
         samples: list[Any] = list(as_samples(fields, len(picked.rows)))
         for failure in failures:
             samples[failure.index] = None
-        if self.options.transform is None:
-            return samples, failures
-        since = perf_counter_ns()
-        for i, sample in enumerate(samples):
-            try:
-                samples[i] = None if sample is None else self._transform(sample, picked, i)
-            except TransformError as error:
-                samples[i] = None
-                failures.append(Failure(i, "", error))
-        spent(self.count, stages.TRANSFORM, since)
-        samples, lacking = self._missing.after(samples, values)
-        return samples, failures + lacking
+        return samples, failures, values
 
     def _transformed_others(self, others: Picked) -> tuple[Columns, list[Failure]]:
         samples, failures = self._transformed(others)
         failed = {failure.index for failure in failures}
         none = [i for i, sample in enumerate(samples) if sample is None and i not in failed]
-        failures += [Failure(i, "", SampleError("transform returned None for it")) for i in none]
+        failures += [Failure(i, "", SampleError("prepare or transform returned None for it")) for i in none]
         return {_WHOLE: samples}, failures + self._lacking(others)
 
     def _lacking(self, others: Picked) -> list[Failure]:
@@ -182,17 +198,10 @@ class SampleReader:
         return generator(self._seed, int(picked.visits[i]), int(places[i]), *stream)
 
     def _transform(self, sample: dict[str, Any], picked: Picked, i: int) -> Any:
-        transform = self.options.transform
-        assert transform is not None
-        try:
-            if self._transform_takes_rng:
-                return transform(sample, self._generator(picked, i, TRANSFORM))
-            return transform(sample)
-        except Exception as error:
-            shard, local = self.table.locate(int(picked.rows[i]))
-            raise TransformError(
-                f"transform raised {type(error).__name__}: {error}", shard=shard, row=local, key=sample[KEY]
-            ) from error
+        assert self.options.transform is not None
+        if self._transform_takes_rng:
+            return self.options.transform(sample, self._generator(picked, i, TRANSFORM))
+        return self.options.transform(sample)
 
     @cached_property
     def _transform_takes_rng(self) -> bool:
@@ -207,6 +216,9 @@ class _Keys(Sequence[str]):
 
     def __len__(self) -> int:
         return len(self._rows)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._table.keys(self._rows))  # of all at once
 
     def __getitem__(self, index: Any) -> Any:
         keys = self._table.keys(np.atleast_1d(self._rows[index]))

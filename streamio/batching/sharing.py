@@ -80,6 +80,6 @@ def _declared(members: Members, collate: Collate | None) -> Mapping[str, How]:
             )
         declared = check_declaration(
             given, reader.decoders, missing={}, asked=options.fields if options.as_tuple else None,
-            others=(*options.fields, *ADDED), has_transform=reader.options.transform is not None,
+            others=(*options.fields, *ADDED), has_transform=reader.options.by_sample,
         )  # fmt: skip
     return declared or common

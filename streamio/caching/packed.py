@@ -115,9 +115,9 @@ def _described(value: Any, buffers: list[Piece]) -> Any:
     if kind is dict:
         return ["dict", [[_described(key, buffers), _described(item, buffers)] for key, item in value.items()]]
     raise UsageError(
-        f"a decoder returned a {kind.__module__}.{kind.__qualname__}, which cache= cannot keep",
-        fix="Return arrays, numbers, text, bytes, None, or lists, tuples and dicts of these, and make the rest "
-        "of it in transform=; or leave cache= out",
+        f"a {kind.__module__}.{kind.__qualname__}, which cache= cannot keep",
+        fix="Let functions of decode= and prepare= return arrays, numbers, text, bytes, None, or lists, tuples and "
+        "dicts of these, and make the rest in transform=; or leave cache= out",
     )
 
 
@@ -142,7 +142,8 @@ def _made(head: Any, buffers: _Buffers) -> Any:
         dtype, shape = np.dtype(more[0]), tuple(more[1])
         return np.array(buffers.take(math.prod(shape) * dtype.itemsize)).view(dtype).reshape(shape)
     if kind == "scalar":
-        return np.frombuffer(buffers.take(more[1]).tobytes(), more[0])[0]
+        data, dtype = buffers.take(more[1]).tobytes(), np.dtype(more[0])
+        return np.frombuffer(data, dtype)[0] if dtype.itemsize else dtype.type()  # an empty text has no size
     if kind == "str":
         return buffers.take(more[0]).tobytes().decode("utf-8", "surrogatepass")
     if kind in ("bytes", "bytearray"):

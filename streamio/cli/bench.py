@@ -11,8 +11,9 @@ from streamio.batching.decode import IMAGE_CODECS
 from streamio.cli import options as opt
 from streamio.cli.console import result_json, table, tell
 from streamio.diagnostics.bench import bench as measure
-from streamio.packing.report import plural, size_text
+from streamio.packing.report import plural
 from streamio.shards.pictures import with_one_picture
+from streamio.sizes import size_text
 
 
 def bench(

@@ -11,9 +11,10 @@ import streamio
 from streamio.cli import options as opt
 from streamio.cli.console import result, result_json, table
 from streamio.codecs.base import codec_named
-from streamio.packing.report import named, shown, size_text
+from streamio.packing.report import named, shown
 from streamio.shards.manifest import FieldSpec
 from streamio.shards.shardset import ShardSet
+from streamio.sizes import size_text
 
 
 def info(

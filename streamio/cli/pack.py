@@ -9,7 +9,8 @@ from streamio.cli import options as opt
 from streamio.cli.console import result, result_json, table, tell
 from streamio.cli.progress import progress
 from streamio.cli.snippet import reading_lines
-from streamio.packing.report import PackReport, SplitReport, named, plural, size_text
+from streamio.packing.report import PackReport, SplitReport, named, plural
+from streamio.sizes import size_text
 
 MOST_SKIPPED = 20
 

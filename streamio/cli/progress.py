@@ -11,7 +11,8 @@ from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 
 from streamio.cli.console import stderr, tell
-from streamio.packing.report import Progress, plural, size_text
+from streamio.packing.report import Progress, plural
+from streamio.sizes import size_text
 
 Callback: TypeAlias = Callable[[Progress], None]
 

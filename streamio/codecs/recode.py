@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import io
 from typing import get_args
 
 import simplejpeg
+from PIL import Image
 
 from streamio.codecs.base import Data
 from streamio.codecs.pixels import Mode, decode_image
-from streamio.codecs.raster import Kind, encode_image
+from streamio.codecs.raster import JPEG_QUALITY, Kind, encode_image
 from streamio.codecs.sniff import Head, looks_like, read_head
 from streamio.errors import DecodeError
 from streamio.image import Resize, max_side_size, short_side_size
 
 _LOSSY = ("jpeg", "webp")
+_LEAST_QUALITY = 85
+_DIVISORS = 3688
+"""The sum of the table for brightness at quality 50 (ITU-T T.81, table K.1)."""
 _SAMPLINGS = ("444", "422", "420", "440", "411")
 
 
@@ -24,7 +29,8 @@ def recode(
 
     resize_short: its shorter side becomes this long; max_side: its longer side at most this long (both
                   given: first one, then the other). Pictures are never made larger.
-    quality:      jpeg and webp are written again at this quality even if their size stays.
+    quality:      jpeg and webp are written again at this quality even if their size stays. None: a jpeg that is
+                  made smaller has the quality that it had, but 85 to 95; webp is written without loss.
 
     jpeg, png and webp stay what they are, other kinds become png (of several frames, the first). What is
     written is upright and holds the numbers that decoding gives: 8 bits, CMYK as RGB, transparency kept
@@ -42,7 +48,22 @@ def recode(
     if pixels.shape[2] == 4 and (pixels[:, :, 3] == 255).all():
         pixels = pixels[:, :, :3]
     kind: Kind = next((k for k in get_args(Kind) if k == head.kind), "png")
+    if quality is None and kind == "jpeg":
+        quality = _quality(data)
     return encode_image(pixels, kind, quality if kind in _LOSSY else None, _sampling(data, head))
+
+
+def _quality(data: Data) -> int:
+    """That of a jpeg, within bounds: what was lost already need not be kept, and costs a tenth of the decoding.
+
+    From the sum of its table of divisors for brightness, by the formula of the IJG's library that makes such tables
+    of a quality from 1 to 100 (jpeg_quality_scaling in jcparam.c).
+    """
+    with Image.open(io.BytesIO(data)) as image:
+        tables = getattr(image, "quantization", {})
+    scale = 100 * sum(tables[0]) / _DIVISORS if 0 in tables else 0
+    quality = (200 - scale) / 2 if scale <= 100 else 5000 / scale
+    return round(min(max(quality, _LEAST_QUALITY), JPEG_QUALITY))
 
 
 def _sampling(data: Data, head: Head) -> str:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from streamio.handover.leases import view
-from streamio.handover.segment import Address, Bytes, Loan, Place, Segment, address, joined, packed
+from streamio.handover.segment import Address, Loan, Located, Place, Segment, address, joined, packed
 from streamio.handover.structure import put_together, take_apart
 from streamio.types import Alloc, new_array
 
@@ -65,12 +65,13 @@ class SlotRing:
         loan = self._loan(self._expected)
         body, arrays = take_apart(function(new_array if loan is None else loan.alloc))
         ranges = [(address(array), len(array)) for array in arrays]
-        distinct = dict(zip(ranges, arrays, strict=True))  # tensors that share their memory go on to share it
+        # Tensors that share their memory go on to share it.
+        distinct = {place: (place[0], array) for place, array in zip(ranges, arrays, strict=True)}
         loan, places, memory = self._place(list(distinct.values()), loan)
         where = dict(zip(distinct, places, strict=True))
         return Handed(body, [where[one] for one in ranges], loan or memory)
 
-    def _place(self, arrays: list[Bytes], loan: Loan | None) -> tuple[Loan | None, list[Place], bytes]:
+    def _place(self, arrays: list[Located], loan: Loan | None) -> tuple[Loan | None, list[Place], bytes]:
         """The arrays in the slot they were made in, or in another, or in ordinary bytes."""
         size = packed(arrays)
         self._expected = size if loan is None or size < self._pickle_bytes else loan.needed(arrays)

@@ -15,6 +15,7 @@ HANDED, the user HANDED into HELD and HELD into FREE. A message between them, th
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import weakref
@@ -30,6 +31,9 @@ _ALIGNMENT = 64
 
 Bytes: TypeAlias = NDArray[np.uint8]
 """Memory, shape (n,)."""
+
+Located: TypeAlias = "tuple[int, Bytes]"
+"""Memory with its address, which takes long to ask for."""
 
 Place: TypeAlias = tuple[int, int]
 """Of an array in a slot: offset, bytes."""
@@ -135,7 +139,7 @@ class Loan:
 
     def alloc(self, shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
         """An `Alloc`: memory of the slot as long as there is some, ordinary memory then."""
-        size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+        size = dtype.itemsize * math.prod(shape)
         self.asked += aligned(size)
         if dtype.hasobject or self.used + size > len(self.memory):
             return np.empty(shape, dtype)
@@ -143,25 +147,23 @@ class Loan:
         self._grow(size)
         return array
 
-    def place(self, arrays: list[Bytes]) -> list[Place] | None:
+    def place(self, arrays: list[Located]) -> list[Place] | None:
         """Where in the slot these arrays are (offset, length), copied there unless they are there already.
 
         None, and nothing is copied, if they do not fit.
         """
-        inside = [self._has(array) for array in arrays]
         if self.used + self._missing(arrays) > len(self.memory):
             return None
         return [
-            (address(array) - self._start if is_inside else self._put(array), len(array))
-            for array, is_inside in zip(arrays, inside, strict=True)
+            (at - self._start if self._has(at, array) else self._put(array), len(array)) for at, array in arrays
         ]
 
-    def needed(self, arrays: list[Bytes]) -> int:
+    def needed(self, arrays: list[Located]) -> int:
         """Bytes that would do for all that was asked for, used or not, and for what of these was made elsewhere."""
         return max(packed(arrays), self.asked + self._missing(arrays))
 
-    def _missing(self, arrays: list[Bytes]) -> int:
-        return packed([array for array in arrays if not self._has(array)])
+    def _missing(self, arrays: list[Located]) -> int:
+        return sum(aligned(len(array)) for at, array in arrays if not self._has(at, array))
 
     def _put(self, array: Bytes) -> int:
         offset = self.used
@@ -169,8 +171,8 @@ class Loan:
         self._grow(len(array))
         return offset
 
-    def _has(self, array: Bytes) -> bool:
-        return 0 <= address(array) - self._start <= len(self.memory) - len(array)
+    def _has(self, at: int, array: Bytes) -> bool:
+        return 0 <= at - self._start <= len(self.memory) - len(array)
 
     def _grow(self, size: int) -> None:
         self.used += aligned(size)
@@ -181,15 +183,15 @@ def aligned(size: int) -> int:
     return -(-size // _ALIGNMENT) * _ALIGNMENT
 
 
-def packed(arrays: list[Bytes]) -> int:
+def packed(arrays: list[Located]) -> int:
     """Bytes that they take one after the other."""
-    return sum(aligned(len(array)) for array in arrays)
+    return sum(aligned(len(array)) for _, array in arrays)
 
 
-def joined(arrays: list[Bytes]) -> tuple[list[Place], bytes]:
+def joined(arrays: list[Located]) -> tuple[list[Place], bytes]:
     """Where each of them is, and the bytes of all of them one after the other."""
     places, pieces, end = [], list[Any](), 0
-    for array in arrays:
+    for _, array in arrays:
         places.append((end, len(array)))
         gap = aligned(len(array)) - len(array)
         pieces += [array, bytes(gap)]

@@ -71,6 +71,9 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
         return NotImplemented
     if not tensor.numel():
         return _empty, (tuple(tensor.shape), tensor.dtype)
+    if tensor.dtype in _PLAIN_TYPES and tensor.is_contiguous() and not tensor.is_neg():  # nearly all: the short way
+        values: Any = tensor.numpy()
+        return _tensor, (pickle.PickleBuffer(values), tensor.dtype, tuple(tensor.shape), tensor.stride())
     tensor = tensor.resolve_conj().resolve_neg()
     span = _span(tensor)
     if span > tensor.numel():  # between its values lie others, which stay here
@@ -78,6 +81,13 @@ def _reduce_tensor(tensor: torch.Tensor) -> Any:
         span = tensor.numel()
     memory: Any = tensor.as_strided((span,), (1,)).view(torch.uint8).numpy()
     return _tensor, (pickle.PickleBuffer(memory), tensor.dtype, tuple(tensor.shape), tensor.stride())
+
+
+_PLAIN_TYPES = {
+    torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64, torch.float16, torch.float32,
+    torch.float64,
+}  # fmt: skip
+"""Those that numpy has as well, and whose values are as they lie in memory."""
 
 
 def _span(tensor: torch.Tensor) -> int:

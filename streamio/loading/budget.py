@@ -7,7 +7,7 @@ from pathlib import Path
 
 from streamio.errors import UsageError
 
-PREFETCH_BYTES = 512 << 20
+PREFETCH_BYTES = 128 << 20
 """Memory that batches made ahead may take, over all workers of one loader."""
 
 _MAX_WORKERS = 16

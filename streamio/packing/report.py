@@ -1,14 +1,13 @@
-"""What packing tells: how far it is, what came out, what was left out; and how sizes and names are written."""
+"""What packing tells: how far it is, what came out, what was left out; and how names are written."""
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal, TypeAlias
 
-from streamio.errors import UsageError
+from streamio.sizes import size_text
 
 Stage: TypeAlias = Literal["scan", "write", "commit"]
 
@@ -124,34 +123,6 @@ class Meter:
         done = {"done_samples": self.samples, "done_files": self.files, "done_bytes": self.bytes}
         totals = {f"total_{name}": value for name, value in self._totals.items()}
         self._callback(Progress(stage=self._stage, **done, **totals))
-
-
-_UNITS = {
-    "": 1, "b": 1,
-    "k": 10**3, "kb": 10**3, "m": 10**6, "mb": 10**6, "g": 10**9, "gb": 10**9, "t": 10**12, "tb": 10**12,
-    "kib": 2**10, "mib": 2**20, "gib": 2**30, "tib": 2**40,
-}  # fmt: skip
-
-
-def parse_size(size: int | str) -> int:
-    """Bytes: `"256MB"` is 256,000,000, `"256MiB"` is 268,435,456, a plain number is bytes.
-
-    Raises UsageError for anything else, and for less than one byte.
-    """
-    match = re.fullmatch(r"([0-9]+(?:\.[0-9]+)?)\s*([A-Za-z]*)", str(size).strip())
-    factor = _UNITS.get(match[2].lower()) if match else None
-    bytes = 0 if match is None or factor is None else int(float(match[1]) * factor)
-    if isinstance(size, bool) or bytes < 1:
-        raise UsageError(f"{size!r} is no size", fix="Sizes are written like 256MB, 1.5GB, 64MiB or 1000000")
-    return bytes
-
-
-def size_text(bytes: int) -> str:
-    """`1,234,567` as `1.2 MB`."""
-    for unit, factor in (("GB", 10**9), ("MB", 10**6), ("KB", 10**3)):
-        if bytes >= factor:
-            return f"{bytes / factor:.1f} {unit}"
-    return f"{bytes} bytes"
 
 
 def shown(name: str) -> str:

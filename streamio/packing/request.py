@@ -12,11 +12,12 @@ from streamio.errors import BadManifest, UsageError
 from streamio.packing.commit import check_output, output_folder
 from streamio.packing.engines import usable_cpus
 from streamio.packing.listing import LISTS, is_list
-from streamio.packing.report import parse_size, shown
+from streamio.packing.report import shown
 from streamio.packing.scan import LAYOUTS
 from streamio.shards.base import ShardFormat
 from streamio.shards.formats import format_named
 from streamio.shards.manifest import MANIFEST_NAME, Manifest
+from streamio.sizes import parse_size
 
 DEFAULT_SHARD_SIZE = 256 * 10**6
 

@@ -79,6 +79,8 @@ class OpenedSet:
 
     def gather(self, rows: Rows, fields: Sequence[str], alloc: Alloc) -> dict[str, Column]:
         """At once, or from no more shards at a time than may be open."""
+        if not fields:
+            return {}
         specs = {field: self.spec(field) for field in fields}
         picked = self._pick(rows)
         made = {field: self._room(spec, picked, alloc) for field, spec in specs.items()}

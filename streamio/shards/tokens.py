@@ -155,6 +155,7 @@ class TokenTable:
     def fingerprint(self) -> str:
         """That of the set, and in words whatever decides what a row is."""
         how = [self.mode, f"length {self.length}", f"field {self.documents.field.name}"]
+        how += [] if self.documents.field.skip else [f"bytes of {self.documents.field.dtype.name}"]
         how += [] if self.overlong is None else [self.overlong]
         how += [] if self.documents.eos is None else [f"eos {self.documents.eos}"]
         return ", ".join([self.documents.set.fingerprint, *how])

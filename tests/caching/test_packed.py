@@ -60,6 +60,13 @@ def test_a_value_comes_back_as_it_was(value: Any) -> None:
     assert found is not None and same(found[0], value), found
 
 
+@pytest.mark.parametrize("value", [np.str_(""), np.bytes_(b""), np.str_("ä"), np.array([""]), np.zeros((0, 3))])
+def test_empty_values_of_numpy_come_back(value: Any) -> None:
+    found = unpacked(packed(value), SLOT)
+    assert found is not None and type(found[0]) is type(value) and found[0].dtype == value.dtype
+    assert np.array_equal(found[0], value) and found[0].shape == value.shape
+
+
 def test_arrays_that_come_back_may_be_written_to() -> None:
     found = unpacked(packed([np.zeros(3)]), SLOT)
     assert found is not None

@@ -57,7 +57,7 @@ def test_what_is_no_number_of_workers_is_refused(number: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_bytes", "workers", "ahead"), [(1 << 30, 4, 2), (1 << 20, 8, 16), (16 << 20, 4, 8), (0, 1, 16)]
+    ("batch_bytes", "workers", "ahead"), [(1 << 30, 4, 2), (1 << 20, 8, 16), (4 << 20, 4, 8), (0, 1, 16)]
 )
 def test_batches_ahead_fit_the_budget_within_2_and_16(batch_bytes: int, workers: int, ahead: int) -> None:
     assert batches_ahead(batch_bytes, workers) == ahead

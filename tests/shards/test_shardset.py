@@ -105,6 +105,13 @@ def test_hdf_04_no_rows_give_an_empty_batch(opened: ShardSet) -> None:
     assert len(batch["raw"]) == 0 and opened.keys(np.array([], np.int64)) == []
 
 
+def test_no_fields_give_no_columns(opened: ShardSet, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(module, "_LARGE_SAMPLE", 0)  # where reads are announced
+    assert opened.gather(rows(4, 7), []) == {}
+    with pytest.raises(IndexError):
+        opened.gather(rows(0, 47), [])
+
+
 def test_a_field_that_a_row_lacks_is_none(opened: ShardSet) -> None:
     column = opened.gather(rows(0, 1, 30, 45), ["txt"])["txt"]
     assert [plain(v) for v in column.values] == [None, b"text 1", None, b"text 45"]
