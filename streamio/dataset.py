@@ -261,7 +261,7 @@ class ShardDataset(BatchStream):
         picked = Picked(batch.rows, batch.visits, {**valid, **(more or {})}, batch.epoch)
         return self.delivery(read_batch(self.reader, self.joiner, picked, alloc), batch)
 
-    @property
+    @cached_property
     def runs_user_code(self) -> bool:
         """Whether a function of the user's runs, which may draw from global generators."""
         functions = (self.joiner.options.collate, self.delivery.function)

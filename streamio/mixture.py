@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from time import perf_counter_ns
 from typing import Any, Literal
 
@@ -255,7 +256,7 @@ class Mixture(BatchStream):
         by_sample = any(member.reader.options.by_sample for member in self.sets.values())
         return by_sample or self._joiner.options.collate is not None
 
-    @property
+    @cached_property
     def runs_user_code(self) -> bool:
         """Whether a function of the user's runs, which may draw from global generators."""
         collate = self._joiner is not None and self._joiner.options.collate is not None

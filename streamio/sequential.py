@@ -6,6 +6,7 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, count, islice
 from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple
@@ -199,7 +200,7 @@ class SequentialDataset(BatchStream):
         picked = Picked(batch.rows, batch.visits, {}, batch.epoch)
         return self.delivery(read_batch(self.reader, self.joiner, picked, alloc), batch)
 
-    @property
+    @cached_property
     def runs_user_code(self) -> bool:
         """Whether a function of the user's runs, which may draw from global generators."""
         functions = (self.joiner.options.collate, self.delivery.function)

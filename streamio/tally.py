@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 import time
 from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
@@ -13,11 +11,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from streamio.world import this_worker
+from streamio.world import PLACES, counting, own_place, shared
 
 _EPOCH, _READ, _BAD, _FIRST, _FIRST_AT, _LAST, _LAST_AT = range(7)
-_PLACES = 257
-_lock = threading.Lock()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,7 +34,7 @@ class EpochTally:
     """
 
     def __init__(self) -> None:
-        self._open(torch.zeros((_PLACES, 7), dtype=torch.int64).share_memory_())  # type: ignore[no-untyped-call]
+        self._open(shared(PLACES, 7))
 
     def _open(self, cells: torch.Tensor) -> None:
         self._cells = cells
@@ -46,9 +42,8 @@ class EpochTally:
 
     def add(self, epoch: int, read: int, bad: list[int]) -> None:
         """So many samples were read, and these rows of them were bad."""
-        info = this_worker()
-        mine = self._numbers[0 if info is None else 1 + info.id % (_PLACES - 1)]
-        with _lock:
+        mine = self._numbers[own_place()]
+        with counting():
             if mine[_EPOCH] != epoch + 1:
                 mine[_READ:] = 0
                 mine[_EPOCH] = epoch + 1
@@ -81,12 +76,3 @@ class EpochTally:
             self.__init__()  # type: ignore[misc]
         else:
             self._open(state["cells"])
-
-
-def _after_fork() -> None:
-    global _lock
-    _lock = threading.Lock()  # a thread of the parent may have held the other
-
-
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_after_fork)

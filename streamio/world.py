@@ -117,7 +117,7 @@ class EpochCounter:
     """
 
     def __init__(self) -> None:
-        self._cell = _shared(_FIRST_WORD + MOST_WORDS)
+        self._cell = shared(_FIRST_WORD + MOST_WORDS)
         # It holds: the next epoch; how often `set` was called, with which epoch and how many words; the words.
         self._start: tuple[int, int] | None = None  # the cell when this process came to be
         self._last: tuple[int, int] | None = None  # epoch begun here, calls of set seen
@@ -193,7 +193,7 @@ class EpochCounter:
     def __setstate__(self, state: dict[str, Any]) -> None:
         cell = state["cell"]
         if isinstance(cell, list):
-            self._cell = _shared(_FIRST_WORD + MOST_WORDS)
+            self._cell = shared(_FIRST_WORD + MOST_WORDS)
             self._cell[: len(cell)] = torch.tensor(cell, dtype=torch.int64)
         else:
             self._cell = cell
@@ -221,7 +221,7 @@ class SharedCounts:
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        self._setup(tuple(names), _shared(_PLACES, len(names)))
+        self._setup(tuple(names), shared(PLACES, len(names)))
 
     def _setup(self, names: tuple[str, ...], cells: torch.Tensor) -> None:
         self._names, self._cells, self._width = names, cells, len(names)
@@ -231,7 +231,7 @@ class SharedCounts:
         )  # a tensor takes ten times as long to add to
 
     def add(self, name: str, count: int) -> None:
-        place = _own_place() if _place is None else _place
+        place = own_place() if _place is None else _place
         at, numbers, lock = place * self._width + self._columns[name], self._numbers, _counting
         lock.acquire()  # `with` takes a third of the time of all this
         try:
@@ -241,11 +241,11 @@ class SharedCounts:
 
     def put(self, name: str, value: int) -> None:
         """Make this the value of this process, whatever was added."""
-        self._numbers[(_own_place() if _place is None else _place) * self._width + self._columns[name]] = value
+        self._numbers[(own_place() if _place is None else _place) * self._width + self._columns[name]] = value
 
     def of_worker(self, number: int, name: str) -> int:
         """What one worker process counted, or put."""
-        return self._numbers[(1 + number % (_PLACES - 1)) * self._width + self._columns[name]]
+        return self._numbers[(1 + number % (PLACES - 1)) * self._width + self._columns[name]]
 
     def totals(self) -> dict[str, int]:
         return dict(zip(self._names, self._cells.sum(0).tolist(), strict=True))
@@ -256,20 +256,26 @@ class SharedCounts:
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         names, cells = state["names"], state["cells"]
-        self._setup(names, _shared(_PLACES, len(names)) if cells is None else cells)
+        self._setup(names, shared(PLACES, len(names)) if cells is None else cells)
 
 
 _counting = threading.Lock()
 _place: int | None = None
 
 
-def _own_place() -> int:
-    """That of this process in all `SharedCounts`. It is a worker, or not, before it counts anything."""
+def own_place() -> int:
+    """The row of this process in cells that all write to, of `PLACES` rows: one for the main process and for each
+    number of a worker. It is a worker, or not, before it counts anything."""
     global _place
     if _place is None:
         info = this_worker()
-        _place = 0 if info is None else 1 + info.id % (_PLACES - 1)
+        _place = 0 if info is None else 1 + info.id % (PLACES - 1)
     return _place
+
+
+def counting() -> threading.Lock:
+    """Held by a thread while it adds to the row of its process."""
+    return _counting
 
 
 def _after_fork() -> None:
@@ -281,8 +287,9 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(after_in_child=_after_fork)
 
 
-def _shared(*shape: int) -> torch.Tensor:
+def shared(*shape: int) -> torch.Tensor:
+    """int64 zeros that worker processes share with the one that makes them."""
     return torch.zeros(shape, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call, no-any-return]
 
 
-_PLACES = 257
+PLACES = 257

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import hashlib
 import io
 import os
 import signal
@@ -14,16 +13,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
-from torch.utils.data import DataLoader
 
 import streamio
 from streamio import ShardDataset, StreamLoader, UsageError, WorkerDied
 from streamio.caching import keyed
 from streamio.image import CenterCrop, MaxSide, RandomResizedCrop, Resize
+from tests.cached import assert_same_under_spawn, epochs, epochs_by, ident
 from tests.samples import png
-from tests.sets import Several, make_set
+from tests.sets import make_set
 
 SAMPLES, BAD = 36, (5, 20)
 
@@ -54,10 +52,6 @@ def source(tmp_path_factory: pytest.TempPathFactory) -> str:
     return _set(tmp_path_factory.mktemp("set") / "out")
 
 
-def ident(samples: Any) -> Any:
-    return samples
-
-
 def words(data: bytes) -> Any:
     """Values of many kinds: None, text, arrays of several shapes."""
     text = data.decode()
@@ -86,32 +80,6 @@ def _made(source: str, case: str, **more: Any) -> ShardDataset:
     return ShardDataset(source, 5, shuffle="global", seed=3, **{"on_error": "skip", **CASES[case], **more})
 
 
-def digest(batch: Any) -> str:
-    """A hash of all that is in a batch, and of what kind it is."""
-    state = hashlib.sha256()
-
-    def add(value: Any) -> None:
-        if isinstance(value, torch.Tensor):
-            value = value.numpy()
-        if isinstance(value, np.ndarray):
-            state.update(f"{value.dtype} {value.shape}".encode() + value.tobytes())
-        elif isinstance(value, dict):
-            add([[key, item] for key, item in value.items()])
-        elif isinstance(value, list | tuple):
-            state.update(f"{type(value).__name__} {len(value)}".encode())
-            for item in value:
-                add(item)
-        else:
-            state.update(f"{type(value).__name__} {value!r};".encode())
-
-    add(batch)
-    return state.hexdigest()
-
-
-def epochs(loader: Any, count: int = 3) -> list[list[str]]:
-    return [[digest(batch) for batch in loader] for _ in range(count)]
-
-
 @pytest.fixture(scope="module")
 def plain(source: str) -> dict[str, list[list[str]]]:
     """Three epochs of each case without a cache."""
@@ -135,12 +103,7 @@ def test_batches_are_the_same_with_a_cache(
     source: str, plain: dict[str, list[list[str]]], where: str, case: str, how: str
 ) -> None:
     dataset = _made(source, case, cache=where)
-    if how == "iterated":
-        assert epochs(dataset) == plain[case]
-    else:
-        workers = 0 if how == "inline" else 2
-        with closing(StreamLoader(dataset, num_workers=workers, transport=how)) as loader:  # type: ignore[arg-type]
-            assert epochs(loader) == plain[case]
+    assert epochs_by(dataset, how) == plain[case]
     stats = dataset.stats()
     assert stats.cache_hits > 0 and stats.cache_misses > 0 and stats.cache_bytes > 0
 
@@ -152,14 +115,8 @@ def test_batches_are_the_same_under_spawn(source: str, plain: dict[str, list[lis
         for case in CASES
         for where in ("memory", f"disk:{tmp_path}")
     }
-    twice = Several({(*name, epoch): dataset for name, dataset in made.items() for epoch in range(2)})
-    loader = DataLoader(twice, batch_size=None, num_workers=2, multiprocessing_context="spawn", collate_fn=ident)
-    found = sorted((case, where, epoch, digest(batch)) for (case, where, epoch), batch in loader)
-    assert found == sorted(
-        (case, where, epoch, batch) for case, where in made for epoch in range(2) for batch in plain[case][epoch]
-    )
+    assert_same_under_spawn(made, plain)
     for dataset in made.values():
-        assert dataset.stats().cache_hits > 0
         assert dataset.reader.cache is not None
         assert dataset.reader.cache.store.used_bytes() > dataset.stats().cache_bytes > 0
 

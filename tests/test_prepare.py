@@ -10,16 +10,15 @@ from typing import Any
 
 import numpy as np
 import pytest
-from torch.utils.data import DataLoader
 
 import streamio
 from streamio import Fill, ShardDataset, StreamLoader, TransformError, UsageError
 from streamio.batching.functions import go_by_value
 from streamio.caching import keyed
 from streamio.image import CenterCrop, MaxSide, RandomResizedCrop, Resize
+from tests.cached import assert_same_under_spawn, epochs, epochs_by, ident
 from tests.samples import png
-from tests.sets import Several, keys, make_set
-from tests.test_caches import digest, epochs, ident
+from tests.sets import keys, make_set
 
 SAMPLES, BAD, RAISES, NONE = 36, (5, 20), (8, 23), (3, 21, 22)
 
@@ -123,12 +122,7 @@ def test_batches_are_the_same_with_a_cache(
     source: str, plain: dict[str, list[list[str]]], where: str, case: str, how: str
 ) -> None:
     dataset = _made(source, case, cache=where)
-    if how == "iterated":
-        assert epochs(dataset) == plain[case]
-    else:
-        workers = 0 if how == "inline" else 2
-        with closing(StreamLoader(dataset, num_workers=workers, transport=how)) as loader:  # type: ignore[arg-type]
-            assert epochs(loader) == plain[case]
+    assert epochs_by(dataset, how) == plain[case]
     stats = dataset.stats()
     assert stats.cache_hits > 0 and stats.cache_misses > 0 and stats.cache_bytes > 0
 
@@ -140,14 +134,7 @@ def test_batches_are_the_same_under_spawn(source: str, plain: dict[str, list[lis
         for case in CASES
         for where in ("memory", f"disk:{tmp_path}")
     }
-    twice = Several({(*name, epoch): dataset for name, dataset in made.items() for epoch in range(2)})
-    loader = DataLoader(twice, batch_size=None, num_workers=2, multiprocessing_context="spawn", collate_fn=ident)
-    found = sorted((case, where, epoch, digest(batch)) for (case, where, epoch), batch in loader)
-    assert found == sorted(
-        (case, where, epoch, batch) for case, where in made for epoch in range(2) for batch in plain[case][epoch]
-    )
-    for dataset in made.values():
-        assert dataset.stats().cache_hits > 0
+    assert_same_under_spawn(made, plain)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -68,7 +68,7 @@ class SampleReader:
         """About how much memory one sample takes."""
         return sum(decoder.value_bytes(self.table.fields[name]) for name, decoder in self.decoders.items())
 
-    @property
+    @cached_property
     def runs_user_code(self) -> bool:
         """Whether a function of the user's runs here, which may draw from global generators."""
         return self.options.by_sample or any(d.function for d in self.decoders.values())

@@ -36,7 +36,6 @@ class Figures:
     idle:       that makers, all together, waited for the loop; None: it is not known.
     stages:     time in each, all makers together; empty: it is not known.
     cpus:       that may really be used, of one rank.
-    transport:  "inline", "thread", "process", or "" for what is not ours.
     """
 
     seconds: float
@@ -48,7 +47,6 @@ class Figures:
     idle: float | None = None
     stages: Mapping[str, float]
     cpus: int
-    transport: str = ""
 
     @property
     def makers(self) -> int:

@@ -95,7 +95,7 @@ class _OwnLoader:
             seconds=stats.seconds - stats.first_wait, waited=stats.waited - stats.first_wait,
             first_wait=stats.first_wait, steps=stats.batches - (self._before.batches == 0),
             workers=stats.workers, threads=stats.makers // max(1, stats.workers), idle=stats.idle,
-            stages=stats.stages, cpus=worker_count("auto"), transport=stats.transport,
+            stages=stats.stages, cpus=worker_count("auto"),
         )  # fmt: skip
 
 
@@ -110,22 +110,8 @@ class _OtherLoader:
         self._workers = 0 if dataset is loader else getattr(loader, "num_workers", None)
 
     def batches(self) -> Iterator[Any]:
-        clock = self._clock
-        clock.begin()
-        clock.asks(0)  # a DataLoader starts its workers when it is asked for an iterator
-        batches = iter(self._loader)
-        while True:
-            came = False
-            try:
-                batch = next(batches)
-                came = True
-            except StopIteration:
-                return
-            finally:
-                clock.got(came)
-            yield batch
-            del batch  # else its memory is not free while the next one is made
-            clock.asks(0)
+        self._clock.begin()
+        return self._clock.timed(self._loader)
 
     def figures(self) -> Figures:
         clock, stages = self._clock, {}
@@ -134,5 +120,5 @@ class _OtherLoader:
         return Figures(
             seconds=(clock.nanoseconds - clock.first_wait) / 1e9, waited=(clock.waited - clock.first_wait) / 1e9,
             first_wait=clock.first_wait / 1e9, steps=clock.batches - 1, workers=self._workers, stages=stages,
-            cpus=worker_count("auto"), transport="",
+            cpus=worker_count("auto"),
         )  # fmt: skip

@@ -168,7 +168,7 @@ class StreamLoader:
         self._current = batches = batches if self._placement is None else self._placement.placed(batches)
         number = 0
         try:
-            for batch in self._timed(batches):
+            for batch in self._clock.timed(batches, batches.ready_now):
                 number += 1
                 self._at = (at.epoch, number)
                 if self._reporter is not None and at.rank == 0:
@@ -179,22 +179,6 @@ class StreamLoader:
         finally:
             if mine == self._iterations and process == os.getpid():
                 batches.close()
-
-    def _timed(self, batches: Batches) -> Iterator[Any]:
-        """The batches, counted, with the time that they were waited for."""
-        clock = self._clock
-        while True:
-            clock.asks(batches.ready_now())
-            came = False
-            try:
-                batch = next(batches)
-                came = True
-            except StopIteration:
-                return
-            finally:
-                clock.got(came)
-            yield batch
-            del batch
 
     def _end_current(self, why: str) -> int:
         """End the iteration that may be under way; the number of the next one."""

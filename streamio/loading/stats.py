@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -137,6 +137,26 @@ class LoopClock:
         if not self.batches:
             self.first_wait = self.waited
         self.batches += batch
+
+    def timed(self, batches: Iterable[Any], ready: Callable[[], int] = lambda: 0) -> Iterator[Any]:
+        """The batches, each asked for and got. Counts the time for `iter` as well, which may start workers.
+
+        ready: asked each time, how many batches are there.
+        """
+        self.asks(ready())
+        coming = iter(batches)
+        while True:
+            came = False
+            try:
+                batch = next(coming)
+                came = True
+            except StopIteration:
+                return
+            finally:
+                self.got(came)
+            yield batch
+            del batch  # else its memory is not free while the next one is made
+            self.asks(ready())
 
     @property
     def nanoseconds(self) -> int:

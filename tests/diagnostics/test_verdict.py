@@ -16,7 +16,7 @@ STAGES = ("read", "decode", "transform", "collate", "hand-over")
 def figures(**changes: Any) -> Figures:
     """41 s, of which 23 s were waited for 2 workers that never waited."""
     usual: dict[str, Any] = {
-        "seconds": 41.0, "waited": 23.0, "steps": 100, "workers": 2, "idle": 0.0, "cpus": 4, "transport": "process",
+        "seconds": 41.0, "waited": 23.0, "steps": 100, "workers": 2, "idle": 0.0, "cpus": 4,
         "stages": {"read": 8.0, "decode": 56.0, "collate": 12.0, "hand-over": 4.0},
     }  # fmt: skip
     return Figures(**{**usual, **changes})
@@ -35,7 +35,6 @@ def any_figures(draw: st.DrawFn) -> Figures:
     return Figures(
         seconds=seconds, waited=seconds * draw(st.floats(0, 1)), steps=draw(st.integers(1, 10**6)), workers=workers,
         threads=threads, idle=draw(st.none() | st.floats(0, 2e5)), stages=stages, cpus=draw(st.integers(1, 256)),
-        transport=draw(st.sampled_from(["", "inline", "thread", "process"])),
     )  # fmt: skip
 
 
@@ -53,7 +52,7 @@ def test_a_stage_that_takes_no_time_leaves_the_others() -> None:
 
 
 def test_a_loop_that_makes_its_batches_itself_has_both_one_after_the_other() -> None:
-    found = estimates(workers=0, idle=0.0, transport="inline")
+    found = estimates(workers=0, idle=0.0)
     assert found["4 workers instead of none"] == 18  # 23 s in four parts, beside 18 s
     assert found["pictures packed smaller or decoded"] == pytest.approx(18 + 23 * 0.3)
 
@@ -75,7 +74,7 @@ def test_what_workers_waited_they_did_not_make() -> None:
         ({"waited": 1.0, "idle": 66.0}, "compute-bound: 100 steps took 41.0 s, 1.0 s of it waiting for data (2 %)"),
         ({"waited": 1.0, "idle": 66.0}, "save 1.0 s at most, more workers nothing; 1 would do instead of 2"),
         ({"waited": 1.0, "idle": 66.0}, "workers waited for the loop 80 % of their time"),
-        ({"stages": {}, "workers": None, "idle": None, "transport": ""}, "what makes these batches is not known"),
+        ({"stages": {}, "workers": None, "idle": None}, "what makes these batches is not known"),
     ],
 )  # fmt: skip
 def test_the_text_says_it(changes: dict[str, Any], said: str) -> None:
