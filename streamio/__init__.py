@@ -58,6 +58,9 @@ if TYPE_CHECKING:
     from streamio.sequential import SequentialDataset
     from streamio.shards.shardset import ShardSet
     from streamio.shards.shardset import open_shards as open
+    from streamio.sources.base import Chunk, Partition, Source
+    from streamio.sources.dataset import SourceDataset, gather_states
+    from streamio.sources.fieldtypes import FieldType
     from streamio.tokens import TokenDataset
 
 _HOMES = {
@@ -86,6 +89,9 @@ _HOMES = {
     "streamio.packing.stream": ("write",),
     "streamio.sequential": ("SequentialDataset",),
     "streamio.shards.shardset": ("ShardSet",),
+    "streamio.sources.base": ("Chunk", "Partition", "Source"),
+    "streamio.sources.dataset": ("SourceDataset", "gather_states"),
+    "streamio.sources.fieldtypes": ("FieldType",),
     "streamio.tokens": ("TokenDataset",),
 }  # fmt: skip
 """Where each public name lives. Modules load on first use: `import streamio` stays fast, and free of torch."""
@@ -96,11 +102,13 @@ __all__ = [
     "BadIndex",
     "BadManifest",
     "Buckets",
+    "Chunk",
     "CorruptShard",
     "CutMix",
     "DaliSource",
     "DecodeError",
     "Draw",
+    "FieldType",
     "Fill",
     "InputError",
     "MissingExtra",
@@ -110,6 +118,7 @@ __all__ = [
     "OutputExists",
     "PackReport",
     "Pad",
+    "Partition",
     "Progress",
     "Ragged",
     "RandomChoice",
@@ -120,6 +129,8 @@ __all__ = [
     "ShardError",
     "ShardSet",
     "ShardWarning",
+    "Source",
+    "SourceDataset",
     "StorageError",
     "StreamLoader",
     "StreamioError",
@@ -134,6 +145,7 @@ __all__ = [
     "__version__",
     "adapters",
     "device",
+    "gather_states",
     "image",
     "make_loader",
     "open",

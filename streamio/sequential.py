@@ -85,7 +85,7 @@ class SequentialDataset(BatchStream):
     that fails and a server that stays away.
     """
 
-    in_any_order = False
+    in_any_order = threads_may_make = False
 
     def __init__(
         self,

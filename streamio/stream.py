@@ -50,8 +50,8 @@ class EpochPlan(Protocol):
         """Batches of every rank, exactly. Raises TypeError where they cannot be known, or have no end."""
         ...
 
-    def share(self, rank: int, worker: int = 0, workers: int = 1) -> Iterator[BatchRows]:
-        """The batches of one worker of a rank: the steps worker, worker + workers, …"""
+    def share(self, rank: int, worker: int = 0, workers: int = 1) -> Iterator[BatchRows | None]:
+        """The batches of one worker of a rank: the steps worker, worker + workers, … None: none is there now."""
         ...
 
     def state_at(self, steps: int) -> tuple[int, Any]:
@@ -61,12 +61,16 @@ class EpochPlan(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpochStart:
-    """What a loader tells those who make its batches: one epoch from `start` on, for one rank."""
+    """What a loader tells those who make its batches: one epoch from `start` on, for one rank.
+
+    most: batches that the loop is to get, where more could come; None: all that there are.
+    """
 
     epoch: int
     start: Start
     rank: int
     world_size: int
+    most: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,6 +107,15 @@ class BatchStream(IterableDataset[Any]):
     in_any_order = True
     """Whether any process or thread can make any batch. Else each worker makes its own, one after the other, and
     torchdata, which asks iterators for a state, must read again."""
+
+    threads_may_make = True
+    """Whether the batches that `share` gives one after the other can be made side by side."""
+
+    as_they_come = False
+    """Whether the loop takes batches from whichever worker has one, and not from each in its turn."""
+
+    marks_batches = False
+    """Whether `make_seeded` gives a `Marked`, and `delivered` and `epoch_ended` are to be told."""
 
     _call: Call
 
@@ -145,6 +158,18 @@ class BatchStream(IterableDataset[Any]):
     def runs_user_code(self) -> bool:
         """Whether a function of the user's runs, which may draw from global generators."""
 
+    def delivered(self, mark: Any) -> None:
+        """For a loader, of a stream that `marks_batches`: the loop got the batch that bears this."""
+
+    def epoch_ended(self) -> None:
+        """For a loader, of a stream that `marks_batches`: the loop has got all of the epoch."""
+
+    def commit(self) -> None:
+        """Tell a message broker that what a `StreamLoader` gave to the loop was used."""
+        raise UsageError(
+            f"a {type(self).__name__} has nothing to commit to", fix="Save loader.state_dict() with the checkpoint"
+        )
+
     def with_(self, **options: Any) -> Self:
         """A new data set with some options changed, that reads from the same opened files: for validation, say.
 
@@ -169,10 +194,13 @@ class BatchStream(IterableDataset[Any]):
         start = self._epochs.start_of(epoch)
         return EpochStart(epoch=epoch, start=start, rank=world.rank, world_size=world.world_size)
 
-    def share(self, at: EpochStart, *, worker: int = 0, workers: int = 1, first: int = 0) -> Iterator[BatchRows]:
+    def share(
+        self, at: EpochStart, *, worker: int = 0, workers: int = 1, first: int = 0
+    ) -> Iterator[BatchRows | None]:
         """The steps first + worker, first + worker + workers, … of an epoch, wherever it began.
 
-        Of a stream that is not `in_any_order`, each is to be made before the next one is asked for.
+        Unless `threads_may_make`, each is to be made before the next one is asked for. None: nothing is there now;
+        whoever asked may look after something else, and asks again.
         """
         world = World(rank=at.rank, world_size=at.world_size, worker=worker, workers=workers)
         return self._plan(world, at.epoch, at.start).share(at.rank, first + worker, workers)
@@ -334,7 +362,7 @@ class Batches(Iterator[Any]):
         if not self._started:
             self._started = True
             stream._epochs.started(self._plan.epoch)
-        batch = next(self._shares)
+        batch = _next_there(self._shares)
         stream.seed_for(batch)
         made: Any
         if self._ring is None:
@@ -363,6 +391,12 @@ class Batches(Iterator[Any]):
             )
         stream._epochs.resumed(base.epoch)
         self._started = True
+
+
+def _next_there(shares: Iterator[BatchRows | None]) -> BatchRows:
+    while (batch := next(shares)) is None:
+        pass
+    return batch
 
 
 def _of_torchdata(state: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -47,7 +47,22 @@ class ListColumn:
         return len(self.values)
 
 
-Column: TypeAlias = ArrayColumn | ListColumn
+@dataclass(frozen=True, slots=True)
+class NullableColumn:
+    """One field of a batch whose values have one dtype and shape, where some samples have none.
+
+    values:  shape (n, *shape); undefined where the sample has no such field.
+    lacking: bool (n,), which these are.
+    """
+
+    values: NDArray[Any]
+    lacking: NDArray[np.bool_]
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+
+Column: TypeAlias = ArrayColumn | ListColumn | NullableColumn
 
 
 _memory = Recycler()

@@ -9,16 +9,18 @@ from __future__ import annotations
 import os
 import threading
 import weakref
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from multiprocessing.context import get_spawning_popen
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed
 from torch.utils.data import get_worker_info
 
 from streamio.errors import UsageError
+
+T = TypeVar("T")
 
 
 class WorkerNumber(NamedTuple):
@@ -97,6 +99,35 @@ def _from_environment(environment: Mapping[str, str]) -> tuple[int, int]:
             f"the environment says RANK={rank!r} and WORLD_SIZE={size!r}",
             fix="Set both to numbers (torchrun does), or pass rank= and world_size=",
         ) from None
+
+
+def from_first_rank(make: Callable[[], T], given: tuple[int, int] | None) -> T:
+    """What rank 0 makes, on all ranks, which must all call it. An error that it has is raised on all of them.
+
+    given: ranks that the user gave, of which nobody knows how to reach each other; without them and a process group
+           each makes its own.
+    """
+    if given is not None or this_worker() is not None or _from_torch() in (None, (0, 1)):
+        return make()
+    told: list[Any] = [None, None]
+    if torch.distributed.get_rank() == 0:
+        try:
+            told[0] = make()
+        except Exception as error:
+            told[1] = error
+    torch.distributed.broadcast_object_list(told, src=0)
+    if told[1] is not None:
+        raise told[1]
+    return told[0]  # type: ignore[no-any-return]
+
+
+def from_all_ranks(value: T) -> list[T]:
+    """The values of all ranks, in their order, on every rank; all must call it."""
+    if _from_torch() is None:
+        return [value]
+    told: list[Any] = [None] * torch.distributed.get_world_size()
+    torch.distributed.all_gather_object(told, value)
+    return told
 
 
 _FIRST_WORD, MOST_WORDS = 4, 508

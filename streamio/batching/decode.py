@@ -14,7 +14,7 @@ from streamio.codecs import IMAGES, Known, codec_named, decode_image, transform_
 from streamio.errors import DecodeError, StreamioError, UsageError
 from streamio.image import ImageOp
 from streamio.shards.manifest import FieldSpec
-from streamio.types import Alloc, ArrayColumn, Column
+from streamio.types import Alloc, ArrayColumn, Column, NullableColumn
 
 IMAGE_CODECS = frozenset(codec.name for codec in IMAGES)
 NUMBER_CODECS = frozenset({"int", "float", "bool"})
@@ -175,6 +175,8 @@ def decode_column(
     """
     if isinstance(column, ArrayColumn):
         return _from_array(decoder.op, column.values, rng, alloc), []
+    if isinstance(column, NullableColumn):
+        return _from_nullable(decoder, column, joined)
     size = decoder.op.size if decoder.op is not None else None
     if size is None:
         required = joined and decoder.fills_array
@@ -192,6 +194,23 @@ def _from_array(op: ImageOp | None, values: NDArray[Any], rng: Rng, alloc: Alloc
     for i, picture in enumerate(values):
         transform_image(picture, op, rng(i), out=pixels[i], resize=best_resize())
     return pixels
+
+
+def _from_nullable(decoder: FieldDecoder, column: NullableColumn, joined: bool) -> tuple[Values, list[Failure]]:
+    lacking = np.flatnonzero(column.lacking)
+    if decoder.fill is not None:
+        column.values[lacking] = decoder.fill()
+        return column.values, []
+    if not joined and not decoder.required:
+        values: list[Any] = list(column.values)
+        for i in lacking.tolist():
+            values[i] = None
+        return values, []
+    return column.values, [Failure(i, decoder.field, _lacks(decoder)) for i in lacking.tolist()]
+
+
+def _lacks(decoder: FieldDecoder) -> DecodeError:
+    return DecodeError("the sample has no such field, others have", fix=_FIX_LACKING, field=decoder.field)
 
 
 def decode_each(
@@ -213,7 +232,7 @@ def decode_each(
                 if out is not None:
                     out[...] = value
             elif item is None and (required or decoder.required):
-                raise DecodeError("the sample has no such field, others have", fix=_FIX_LACKING)
+                raise _lacks(decoder)
             if isinstance(item, memoryview):
                 value = decoder.decode(
                     item, rng(i) if decoder.op is not None else None, out, None if known is None else known(i)

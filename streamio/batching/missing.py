@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from streamio.batching.decode import IMAGE_CODECS, NUMBER_CODECS, Failure, FieldDecoder
 from streamio.batching.picked import Table
 from streamio.errors import SampleError, UsageError
-from streamio.types import ArrayColumn, Column, Rows
+from streamio.types import ArrayColumn, Column, NullableColumn, Rows
 
 
 @dataclass(frozen=True, eq=False)
@@ -174,6 +174,8 @@ def _lacking(column: Column) -> NDArray[np.bool_]:
     """bool (n,): which samples have no value in this column."""
     if isinstance(column, ArrayColumn):
         return np.zeros(len(column), np.bool_)
+    if isinstance(column, NullableColumn):
+        return column.lacking
     return np.array([value is None for value in column.values], np.bool_)
 
 

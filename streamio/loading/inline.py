@@ -30,7 +30,9 @@ class InlineBatches(Batches):
         self._rows = stream.share(at, first=first)
 
     def __next__(self) -> Any:
-        return self._stream.make_seeded(self._at, next(self._rows))
+        while (rows := next(self._rows)) is None:
+            pass
+        return self._stream.make_seeded(self._at, rows)
 
     def close(self) -> None:
         self._rows = iter(())

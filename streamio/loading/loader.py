@@ -17,6 +17,7 @@ from streamio.loading.base import Batches, Transport
 from streamio.loading.budget import PREFETCH_BYTES, batches_ahead, worker_count
 from streamio.loading.device import Convert, Placement
 from streamio.loading.inline import InlineTransport
+from streamio.loading.marks import MarkedBatches
 from streamio.loading.pinning import PinnedBatches, pins
 from streamio.loading.processes import ProcessTransport
 from streamio.loading.procmem import ProcessMemory, memory_of
@@ -80,7 +81,7 @@ class StreamLoader:
         }  # fmt: skip
         _check(**self._options)
         check_report_every(report_every)
-        if not dataset.in_any_order and (transport == "thread" or threads > 1):
+        if not dataset.threads_may_make and (transport == "thread" or threads > 1):
             raise UsageError(
                 f"threads for a {type(dataset).__name__}, which reads its shards from front to back",
                 fix="Use transport='process' with threads=1: each worker has shards of its own",
@@ -164,6 +165,9 @@ class StreamLoader:
         self._at = (at.epoch, 0)
         self._clock.begin()
         batches = self._transport.begin(at)
+        marks = None
+        if self.dataset.marks_batches:
+            batches = marks = MarkedBatches(batches, self.dataset, at)
         batches = PinnedBatches(batches) if self._pins else batches
         self._current = batches = batches if self._placement is None else self._placement.placed(batches)
         number = 0
@@ -171,11 +175,15 @@ class StreamLoader:
             for batch in self._clock.timed(batches, batches.ready_now):
                 number += 1
                 self._at = (at.epoch, number)
+                if marks is not None:
+                    marks.delivered()
                 if self._reporter is not None and at.rank == 0:
                     self._reporter.look(number, steps)
                 yield batch
                 del batch  # else its memory is not free while the next one is made
                 self._check_turn(mine, process)
+            if marks is not None:
+                marks.ended()
         finally:
             if mine == self._iterations and process == os.getpid():
                 batches.close()
@@ -236,6 +244,13 @@ class StreamLoader:
                 fix="Leave pin_memory= out",
             )
         return _rebuild(self.dataset, self._options, placement)
+
+    def commit(self) -> None:
+        """Tell the message broker that all batches which the loop got were used: after the optimiser's step, say.
+
+        What was made ahead is not among them. Raises UsageError where there is nobody to tell.
+        """
+        self.dataset.commit()
 
     def worker_pids(self) -> list[int]:
         """Process ids of the workers that live now."""

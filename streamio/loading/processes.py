@@ -18,6 +18,7 @@ import weakref
 from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from multiprocessing.connection import wait
 from typing import Any
 
 from streamio.batching.stages import HANDOVER, IDLE, spent
@@ -89,6 +90,11 @@ class ProcessTransport(Transport):
         for each in self._workers:
             each.watch([other.sentinel for other in self._workers])
 
+    @property
+    def as_they_come(self) -> bool:
+        """Whether batches are taken from whoever has one."""
+        return self._stream.as_they_come
+
     def are_ready(self) -> bool:
         """Whether all workers have started, and would begin at once. Raises WorkerDied."""
         self.raise_deaths()
@@ -147,6 +153,8 @@ class ProcessBatches(Batches):
     def __next__(self) -> Any:
         try:
             while self._turns:
+                if self._transport.as_they_come:
+                    self._turn_to_who_is_ready()
                 batch = self._of(self._turns[0])
                 if batch is not None:
                     self._turns.rotate(-1)
@@ -157,6 +165,20 @@ class ProcessBatches(Batches):
             self._transport.kill()
             raise
         raise StopIteration
+
+    def _turn_to_who_is_ready(self) -> None:
+        """Wait for whoever has something, or for the end of any; a timeout counts for all together."""
+        timeout, until = self._transport.timeout, time.monotonic() + self._transport.timeout
+        while True:
+            for _ in range(len(self._turns)):
+                if self._turns[0].has_message(self._iteration):
+                    return
+                self._turns.rotate(-1)
+            heard = wait([end for each in self._turns for end in (each.results, each.sentinel)], _SLICE)
+            if not heard or any(isinstance(end, int) for end in heard):
+                self._transport.raise_deaths(self._iteration, self._first)
+            if timeout and time.monotonic() > until + (0 if self._turns[0].has_started else _START):
+                raise timed_out(timeout)
 
     def _of(self, sender: _Worker) -> tuple[Any] | None:
         """The next batch of a worker; None where its share is over. Raises what the worker raised."""
@@ -234,6 +256,11 @@ class _Worker:
         self._poll = select.poll()
         for fd in (*sentinels, self._results.fileno()):
             self._poll.register(fd, select.POLLIN)
+
+    @property
+    def results(self) -> Any:
+        """The pipe that its messages come through."""
+        return self._results
 
     @property
     def sentinel(self) -> int:

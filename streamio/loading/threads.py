@@ -24,7 +24,7 @@ _PATIENCE = 10.0
 class InOrder(Iterator[Any]):
     """What a function makes of tasks, made by threads, in the order of the tasks.
 
-    tasks:   asked for the next one by one thread at a time.
+    tasks:   asked for the next one by one thread at a time; None where none is there now.
     threads: how many make something at the same time.
     room:    tasks that may be begun and not yet taken by `next`; `more_room` gives room again.
     timeout: seconds that `next` waits before it raises WorkerTimeout; 0 waits for ever.
@@ -119,6 +119,9 @@ class InOrder(Iterator[Any]):
                 place.set_exception(error)
             del place, task, taken  # else it lives until the next one is made
 
+    def _ends(self) -> bool:
+        return self._over
+
     def _take(self) -> tuple[Future[Any], Any] | None:
         """The next task and the place of its result; None where nothing more is to be done."""
         if not self._room.acquire(blocking=False):
@@ -130,7 +133,9 @@ class InOrder(Iterator[Any]):
                 return None
             place: Future[Any] = Future()
             try:
-                task = next(self._tasks)
+                while (task := next(self._tasks)) is None:  # nothing is there now
+                    if self._ends():
+                        return None
             except StopIteration:
                 self._coming.put(None)
                 self.stop()

@@ -84,7 +84,7 @@ class Worker:
         self._counts, self._sent = counts, 0
         self._rings = [SlotRing(max_bytes=role.slot_bytes // role.threads) for _ in range(role.threads)]
         self._iteration = self._may = 0
-        self._made: Iterator[Handed] | None = None
+        self._made: Iterator[Handed | None] | None = None
         self._poll = select.poll()
         self._poll.register(commands.fileno(), select.POLLIN)
 
@@ -127,7 +127,7 @@ class Worker:
             self._made.join()
         self._made, self._may = None, 0
 
-    def _begin(self, order: Begin) -> Iterator[Handed]:
+    def _begin(self, order: Begin) -> Iterator[Handed | None]:
         role = self._role
         make = partial(self._make, order.at)
         rows = self._share(order)
@@ -136,13 +136,15 @@ class Worker:
         idle = partial(self._counts.add, IDLE)
         return InOrder(rows, make, threads=role.threads, room=role.ahead, idle=idle)
 
-    def _share(self, order: Begin) -> Iterator[BatchRows]:
+    def _share(self, order: Begin) -> Iterator[BatchRows | None]:
         # A generator, so that what is wrong with the plan is found where batches are asked for.
         yield from self._stream.share(
             order.at, worker=self._role.number, workers=self._role.workers, first=order.first
         )
 
-    def _make(self, at: EpochStart, rows: BatchRows) -> Handed:
+    def _make(self, at: EpochStart, rows: BatchRows | None) -> Handed | None:
+        if rows is None:
+            return None
         made_in = 0
 
         def batch(alloc: Alloc) -> Any:
@@ -166,6 +168,9 @@ class Worker:
         kind, body, since = Kind.BATCH, memoryview(b""), 0
         try:
             batch = next(self._made)
+            if batch is None:  # nothing is there now; there may be a command
+                self._may += 1
+                return
             since = perf_counter_ns()
             body = ForkingPickler.dumps(batch)
         except StopIteration:
