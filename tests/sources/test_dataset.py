@@ -6,6 +6,7 @@ import json
 import pickle
 import time
 from collections.abc import Iterator
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -80,9 +81,7 @@ def test_a_state_goes_on_with_other_workers(before: int, after: int, ended: list
 
 def test_the_state_behind_the_last_batch_is_the_start_of_the_next_epoch() -> None:
     loader = StreamLoader(SourceDataset(Counting(SIZES), 10), num_workers=0)
-    count = 0
     for _ in loader:
-        count += 1
         state = loader.state_dict()
     assert state == loader.state_dict()
     assert (state["epoch"], state["partitions"], state["cursors"]) == (1, None, {})
@@ -104,9 +103,8 @@ def test_ranks_make_as_many_batches_and_each_row_comes_once(
         ended.append(loader)
         epochs.append([batch["number"].tolist() for batch in loader])
     assert len({len(batches) for batches in epochs}) == 1
-    assert sorted(sum((sum(batches, []) for batches in epochs), [])) == sorted(
-        p * 1000 + n for p, size in enumerate(sizes) for n in range(size)
-    )
+    came = [number for batches in epochs for batch in batches for number in batch]
+    assert sorted(came) == sorted(p * 1000 + n for p, size in enumerate(sizes) for n in range(size))
     assert all(1 <= len(batch) <= 10 for batches in epochs for batch in batches)
 
 
@@ -116,7 +114,7 @@ def test_the_states_of_all_ranks_load_on_another_number_of_ranks() -> None:
         loader = StreamLoader(SourceDataset(Counting(SIZES), 10, rank=rank, world_size=2), num_workers=0)
         came += take(loader, 3)
         states.append(json.loads(json.dumps(loader.state_dict())))
-    with pytest.raises(UsageError, match="rank 0 of 2.*"):
+    with pytest.raises(UsageError, match="rank 0 of 2"):
         StreamLoader(SourceDataset(Counting(SIZES), 10)).load_state_dict(states[0])
     one = StreamLoader(SourceDataset(Counting(SIZES), 10), num_workers=0)
     one.load_state_dict(states)  # type: ignore[arg-type]
@@ -131,7 +129,7 @@ def test_a_rank_without_enough_rows_is_refused_before_the_first_batch() -> None:
 
 def test_bad_rows_are_raised_or_left_out_of_full_batches() -> None:
     source = Counting(SIZES, bad=(3, 3005, 3060))
-    with pytest.raises(SampleError, match="part-0.*number"):
+    with pytest.raises(SampleError, match=r"part-0.*number"):
         list(StreamLoader(SourceDataset(source, 10), num_workers=0))
     data = SourceDataset(source, 10, on_error="skip")
     batches = list(StreamLoader(data, num_workers=0))
@@ -160,12 +158,12 @@ def test_a_silent_worker_holds_up_nobody_and_a_loop_that_is_left_ends_at_once(en
     ended.append(loader)
     iterator = iter(loader)
     got = [next(iterator)[0].tolist() for _ in range(3)]
-    assert sum(got, []) == list(range(1_000_000, 1_000_015))
+    assert list(chain(*got)) == list(range(1_000_000, 1_000_015))
     since = time.monotonic()
     pids = loader.worker_pids()
     del iterator
     again = [batch[0].tolist() for _, batch in zip(range(2), loader, strict=False)]
-    assert sum(again, []) == list(range(1_000_015, 1_000_025))
+    assert list(chain(*again)) == list(range(1_000_015, 1_000_025))
     assert loader.worker_pids() == pids
     loader.close()
     assert time.monotonic() - since < 2.5
