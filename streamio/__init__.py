@@ -59,7 +59,9 @@ if TYPE_CHECKING:
     from streamio.shards.shardset import ShardSet
     from streamio.shards.shardset import open_shards as open
     from streamio.sources.base import Chunk, Partition, Source
+    from streamio.sources.capture import CaptureReport, capture
     from streamio.sources.dataset import SourceDataset, gather_states
+    from streamio.sources.logs.dataset import LogDataset
     from streamio.sources.fieldtypes import FieldType
     from streamio.tokens import TokenDataset
 
@@ -90,7 +92,9 @@ _HOMES = {
     "streamio.sequential": ("SequentialDataset",),
     "streamio.shards.shardset": ("ShardSet",),
     "streamio.sources.base": ("Chunk", "Partition", "Source"),
+    "streamio.sources.capture": ("CaptureReport", "capture"),
     "streamio.sources.dataset": ("SourceDataset", "gather_states"),
+    "streamio.sources.logs.dataset": ("LogDataset",),
     "streamio.sources.fieldtypes": ("FieldType",),
     "streamio.tokens": ("TokenDataset",),
 }  # fmt: skip
@@ -102,6 +106,7 @@ __all__ = [
     "BadIndex",
     "BadManifest",
     "Buckets",
+    "CaptureReport",
     "Chunk",
     "CorruptShard",
     "CutMix",
@@ -144,6 +149,7 @@ __all__ = [
     "WorkerTimeout",
     "__version__",
     "adapters",
+    "capture",
     "device",
     "gather_states",
     "image",

@@ -50,6 +50,19 @@ def refuse_second_split(caller: FrameType, world_size: int) -> None:
         )
 
 
+def refuse_replay(caller: FrameType) -> None:
+    """Raise UsageError if torchdata's StatefulDataLoader reads what has no end.
+
+    It goes on by reading again as many batches as came before, and would take new rows for those.
+    """
+    if any(str(frame.f_globals.get("__name__")).startswith("torchdata.stateful") for frame in _stack(caller)):
+        raise UsageError(
+            "StatefulDataLoader resumes by reading what came before once more, and a source without end never gives "
+            "that again",
+            fix="Use streamio.StreamLoader, whose state has the cursors",
+        )
+
+
 def counts_batches(caller: FrameType) -> bool:
     """Whether PyTorch Lightning calls, which counts the batches of an epoch, also of one that it resumes."""
     return str(caller.f_globals.get("__name__")).endswith(".utilities.combined_loader")

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, Literal
 
+import numpy as np
 from numpy.typing import NDArray
 
 from streamio.batching.declared import Collate, added_fields, as_declaration, as_function, check_declaration
@@ -28,6 +30,7 @@ from streamio.batching.reading import SampleReader
 from streamio.caching.keyed import CacheOptions
 from streamio.codecs import MAX_PIXELS
 from streamio.errors import UsageError
+from streamio.growth import Growth
 from streamio.order.balance import Draw, Lots
 from streamio.order.base import Order
 from streamio.order.columns import Columns
@@ -37,14 +40,14 @@ from streamio.order.plan import BatchRows, Plan, Tail
 from streamio.order.settings import OrderSettings
 from streamio.order.shuffle import BLOCK_SAMPLES, shuffle_mode
 from streamio.order.standins import TableStandIns
-from streamio.order.state import Facts
+from streamio.order.state import Facts, State
 from streamio.shards.concat import Concat
-from streamio.shards.pictures import with_one_picture
+from streamio.shards.pictures import OnePicture, with_one_picture
 from streamio.shards.shardset import ShardSet, open_shards
 from streamio.sizes import parse_size
 from streamio.stream import BatchStream, EpochPlan, Start, given_ranks, warn_once
 from streamio.types import Alloc, new_array
-from streamio.world import World
+from streamio.world import World, from_first_rank
 
 
 class ShardDataset(BatchStream):
@@ -56,7 +59,8 @@ class ShardDataset(BatchStream):
     Use it with `StreamLoader`, or with `DataLoader(ds, batch_size=None, num_workers=…)`: batches are made here.
 
     source:     path or URL of a shard set, tars, a brace pattern (see `streamio.open`), or an opened ShardSet; or
-                {name: one of these}, several sets end to end as one.
+                {name: one of these}, several sets end to end as one. Of one that grows (`streamio.capture`) it has
+                the shards that were there, and further ones after `refresh`.
     batch_size: samples of one batch on one rank; None where `buckets` has a budget.
                 Pictures of several kinds (`a.jpg`, `b.png`), one a sample, are one field `image`.
     fields:     a sequence of names: batches are tuples in this order (`"__key__"` is the key, `"__valid__"` the
@@ -148,7 +152,7 @@ class ShardDataset(BatchStream):
         rank: int | None = None,
         world_size: int | None = None,
     ) -> None:
-        table = open_table(source)
+        table, shards = _apart(open_table(source))
         declared, rules = as_declaration(collate), as_rules(missing)
         added = added_fields(declared, rules)
         chosen, as_tuple = choose_fields(tuple(table.fields), fields, tail, added)
@@ -163,6 +167,7 @@ class ShardDataset(BatchStream):
         )
         super().__init__(seed=seed, ranks=given_ranks(rank, world_size))
         self.table: Table = table
+        self._growth = Growth(shards)
         check_batch_size(batch_size, buckets)
         self.batch_size, self.tail, self.buckets = batch_size, tail, buckets
         self.ordering = OrderSettings(
@@ -197,7 +202,48 @@ class ShardDataset(BatchStream):
 
     def order(self, epoch: int) -> Order:
         """The order of an epoch, on whatever topology."""
-        return self.ordering.order(self.table.sizes, epoch, self.lots)
+        return self.ordering.order(self._sizes(epoch), epoch, self.lots)
+
+    def refresh(self, shards: int | None = None) -> int:
+        """Let the next epoch have the shards that came meanwhile to a set that grows; how many there are then.
+
+            for epoch in range(100):
+                ds.refresh()
+                for batch in loader: ...
+
+        For all workers, those that live on too, and for all ranks, which must all call it: rank 0 looks. The epoch
+        that runs keeps its shards, and so does one that a state goes on in the middle of. Rows keep their numbers.
+
+        shards: so many instead of all. To be given, the same on all ranks, where rank= and world_size= were.
+
+        Raises UsageError for a set that does not grow, and with draw=, buckets= and cache=, which were made for
+        the shards that there were.
+        """
+        table = _growing(self.table)
+        others = {"draw": self.ordering.draw, "buckets": self.buckets, "cache": self.reader.options.cache}
+        given = [name for name, value in others.items() if value is not None]
+        if table is None or given:
+            found = f"{given[0]}= over a set that grows" if table else f"{self.table!r} does not grow"
+            raise UsageError(found, fix="Make the data set anew" if table else "Leave refresh() out")
+        now = from_first_rank(lambda: table.shards_now() if shards is None else shards, self._ranks)
+        epoch, start = self._epochs.next, self._epochs.start_of(self._epochs.next)
+        first = epoch + 1 if start else epoch
+        if now < self._growth.of(first):
+            raise UsageError(f"{now} shards, and there were {self._growth.of(first)}", fix="Shards only come")
+        table.first(now)  # it raises where they are not all there
+        self._growth.set(first, now)
+        self._planned = None
+        return now
+
+    def _sizes(self, epoch: int) -> NDArray[np.int64]:
+        """Samples of each shard that an epoch has."""
+        shards = self._growth.of(epoch)
+        if not shards:
+            return self.table.sizes
+        table = _growing(self.table)
+        if table is not None and shards > len(table.sizes):
+            table.take_over(table.first(shards))
+        return self.table.sizes[:shards]
 
     @cached_property
     def lots(self) -> Lots | None:
@@ -244,6 +290,20 @@ class ShardDataset(BatchStream):
             facts |= self.bucketing.facts(self.batch_size)
         return self.table.fingerprint, self.ordering.samples(self.table.sizes), facts
 
+    def _state(self, epoch: int, start: Start) -> State:
+        state, table, shards = super()._state(epoch, start), _growing(self.table), self._growth.of(epoch)
+        if table is None:
+            return state
+        samples = self.ordering.samples(self._sizes(epoch))
+        order = {**state.order, "shards": shards}
+        return replace(state, data=table.fingerprint_of(shards), samples=samples, order=order)
+
+    def _recall(self, saved: State) -> None:
+        shards = saved.order.get("shards")
+        if _growing(self.table) is not None and isinstance(shards, int):
+            self._growth.set(0, shards)
+            self._planned = None
+
     def batch_bytes(self) -> int:
         """About how much memory one batch takes, for deciding how many to make ahead."""
         size = self.batch_size if self.bucketing is None else self.bucketing.samples_of_a_batch(self.batch_size)
@@ -286,6 +346,20 @@ class ShardDataset(BatchStream):
         return (
             f"ShardDataset({self.table!r}, batch_size={self.batch_size}, shuffle={shuffle!r}, tail={self.tail!r})"
         )
+
+
+def _growing(table: Table) -> ShardSet | None:
+    """The set behind a table, if shards may come to it."""
+    base = table.base if isinstance(table, OnePicture) else table
+    return base if isinstance(base, ShardSet) and base.grows and not base.is_selection else None
+
+
+def _apart(table: Table) -> tuple[Table, int]:
+    """(table, its shards) of a set that grows, so that nobody else's grows with it; others as they are, and 0."""
+    base = _growing(table)
+    if base is None:
+        return table, 0
+    return with_one_picture(base.first(len(base.sizes))), len(base.sizes)
 
 
 def open_table(source: Any) -> Table:

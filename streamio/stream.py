@@ -277,10 +277,14 @@ class BatchStream(IterableDataset[Any]):
         `strict` is False.
         """
         saved = State.from_json(_of_torchdata(state))
+        self._recall(saved)
         if strict:
             saved.check(self._state(0, ()))
         self._check_start(saved)
         self._epochs.set(saved.epoch, saved.start)
+
+    def _recall(self, saved: State) -> None:
+        """Before a state is checked: be what it was saved of, where the data has changed since in a known way."""
 
     def _check_start(self, saved: State) -> None:
         """Raise UsageError for a start that this data set cannot begin at."""
@@ -298,11 +302,15 @@ class BatchStream(IterableDataset[Any]):
 
     def __iter__(self) -> Iterator[Any]:
         caller = sys._getframe(1)
-        refuse_batch_size(caller)
-        refuse_second_split(caller, self._world().world_size)
+        self._check_caller(caller)
         ring = self._own_ring() if _hands_over(caller) else None
         batches = Batches(self, self._plan_of(self._epochs.begin()), self._world(), ring)
         return batches if self.in_any_order else (batch for batch in batches)
+
+    def _check_caller(self, caller: FrameType) -> None:
+        """Raise UsageError for a loader that would not do what it seems to."""
+        refuse_batch_size(caller)
+        refuse_second_split(caller, self._world().world_size)
 
     def _own_ring(self) -> SlotRing:
         """That of this process: a copy that was forked must not write into the slots of another."""
@@ -382,6 +390,7 @@ class Batches(Iterator[Any]):
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on there. Raises UsageError where the steps of that run are not those of this one."""
         stream, base = self._stream, State.from_json(state["base"])
+        stream._recall(base)
         base.check(stream._state(0, ()))
         self._go_on(stream._plan(self._world, base.epoch, base.start), state["next"])
         if self._after() != state["after"]:

@@ -37,11 +37,11 @@ class ListColumn:
     """One field of a batch whose values differ in size or kind.
 
     values: n items, each a `memoryview` (raw bytes as stored, usually a view into the shard's memory map,
-    valid as long as it is held), an `ndarray` (a value that needs no decoding), or None (the row has no
-    such field).
+    valid as long as it is held), an `ndarray` or, from sources, text and JSON (values that need no decoding),
+    None (the row has no such field), or a StreamioError (the value cannot be read: its sample is a bad one).
     """
 
-    values: Sequence[memoryview | NDArray[Any] | None]
+    values: Sequence[Any]
 
     def __len__(self) -> int:
         return len(self.values)

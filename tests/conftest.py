@@ -17,6 +17,8 @@ if str(ROOT) not in sys.path:
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
+pytest_plugins = ["tests.servers.fixtures"]
+
 # Two workers of pytest on a busy machine make any example slow at times.
 hypothesis.settings.register_profile("streamio", deadline=None)
 hypothesis.settings.load_profile("streamio")

@@ -14,9 +14,9 @@ PACKAGE = Path(__file__).resolve().parent.parent / "streamio"
 
 RUNGS = (
     {"version", "errors", "memory"},
-    {"types", "sizes"},
+    {"types", "sizes", "extras"},
     {"rng", "seeding", "image", "world", "callers", "mainguard", "pickling"},
-    {"order", "storage", "codecs", "handover", "caching", "tally"},
+    {"order", "storage", "codecs", "handover", "caching", "tally", "growth"},
     {"shards"},
     {"packing", "batching", "device"},
     {"stream"},

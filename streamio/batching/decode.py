@@ -177,6 +177,8 @@ def decode_column(
         return _from_array(decoder.op, column.values, rng, alloc), []
     if isinstance(column, NullableColumn):
         return _from_nullable(decoder, column, joined)
+    if set(map(type, column.values)) == {str}:
+        return list(column.values), []
     size = decoder.op.size if decoder.op is not None else None
     if size is None:
         required = joined and decoder.fills_array
@@ -227,6 +229,8 @@ def decode_each(
     for i, (item, out) in enumerate(zip(items, outs, strict=True)):
         value = item
         try:
+            if isinstance(item, StreamioError):
+                raise item
             if item is None and decoder.fill is not None:
                 value = decoder.fill()
                 if out is not None:

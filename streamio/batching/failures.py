@@ -23,6 +23,9 @@ _log = logging.getLogger("streamio")
 
 RAISED, SKIPPED, SUBSTITUTED = "raised", "skipped", "substituted"
 
+_FURTHER = ("line", "byte")
+"""Of a place, in the report: those of lines of text."""
+
 SHARE_OF = 1000
 """A share of fewer samples than this is taken of this many: one bad sample among the first ten is no 10 %."""
 
@@ -89,6 +92,7 @@ class BadSamples:
         line = {
             "shard": shard, "row": row, "key": bad.key, "field": bad.field or None,
             "error": f"{type(error).__name__}: {error.found}", "epoch": epoch, "done": done,
+            **{name: place for name, place in error.where.items() if name in _FURTHER},
         }  # fmt: skip
         append_line(self._options.error_report, line if key is None else {**line, "by": key})
 

@@ -41,8 +41,7 @@ class JsonCodec:
 
     def decode(self, data: Data) -> Any:
         try:
-            # orjson makes whole numbers beyond 64 bits floats: 19 digits in a row go the slow way.
-            if _LONG not in bytes(data).translate(_DIGITS):
+            if is_exact_in_orjson(bytes(data)):
                 return orjson.loads(data)
         except ValueError:
             pass  # it is stricter than Python, whose writer makes NaN of NaN
@@ -161,6 +160,12 @@ def _read_bool(text: bytes) -> bool:
 
 
 _WHOLE = re.compile(rb"[+-]?[0-9]+")
+def is_exact_in_orjson(data: bytes) -> bool:
+    """Whether orjson may read these JSON texts: it makes whole numbers beyond 64 bits floats, so that 19 digits in a
+    row go the slow way."""
+    return _LONG not in data.translate(_DIGITS)
+
+
 _DIGITS = bytes(48 if 48 <= byte < 58 else 32 for byte in range(256))
 _LONG = b"0" * 19
 

@@ -80,7 +80,7 @@ class TableStandIns:
             rows = some[lengths[some] <= max(lengths[row], lengths[some].min(initial=lengths.max()))]
         return rows[np.argsort(-lengths[rows], kind="stable")]
 
-    @cached_property
+    @property
     def _ends(self) -> NDArray[np.int64]:
         return np.cumsum(self.table.sizes)
 

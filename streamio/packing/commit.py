@@ -54,11 +54,13 @@ class Holdings:
 
     sets:    manifests of finished sets.
     ours:    all files of finished sets, and leftovers of a pack that was interrupted.
+    left:    those leftovers.
     foreign: everything else; never touched.
     """
 
     sets: dict[str, Manifest]
     ours: list[str]
+    left: list[str]
     foreign: list[str]
 
 
@@ -70,10 +72,11 @@ def look(out: str) -> Holdings:
     if "train/" + MANIFEST_NAME in claimed and gates == ["val/" + MANIFEST_NAME]:
         gates = []  # killed between the two manifests of a split set
     sets = {gate: _manifest(out, gate) for gate in gates}
-    ours = set(claimed)
-    for gate, manifest in sets.items():
-        ours |= _files_of(gate[: -len(MANIFEST_NAME)], manifest)
-    return Holdings(sets=sets, ours=sorted(names & ours), foreign=sorted(names - ours))
+    kept = {name for gate in sets for name in _files_of(gate[: -len(MANIFEST_NAME)], sets[gate])}
+    ours = kept | claimed
+    return Holdings(
+        sets=sets, ours=sorted(names & ours), left=sorted(names & claimed - kept), foreign=sorted(names - ours)
+    )
 
 
 def output_folder(out: str | os.PathLike[str]) -> str:
@@ -165,16 +168,24 @@ class Output:
     def publish(self, sets: Sequence[NewSet], skipped: bytes) -> None:
         """Put the sets in place of what was there. `skipped`: the contents of skipped.jsonl, or b""."""
         with _writing(self.folder):
-            self._publish(sets, skipped)
+            self._publish(sets, skipped, look(self.folder).ours)
 
-    def _publish(self, sets: Sequence[NewSet], skipped: bytes) -> None:
+    def append(self, new: NewSet) -> None:
+        """Add the parts of a set to the shards that are there, which its manifest names too. May be called again.
+
+        The rename of the manifest shows them all at once; before it nobody sees any of them.
+        """
+        with _writing(self.folder):
+            self._publish([new], b"", [])
+
+    def _publish(self, sets: Sequence[NewSet], skipped: bytes, replaced: Sequence[str]) -> None:
         for new in sets:
             for part in new.parts:
                 _sync(part)
         _sync(self.partial)
-        old = look(self.folder)
-        self._write_journal({"stage": "commit", "names": sorted({*old.ours, *_new_names(sets, skipped)})})
-        _remove(self.folder, old.ours)
+        names = sorted({*replaced, *_new_names(sets, skipped)})
+        self._write_journal({"stage": "commit", "names": names})
+        _remove(self.folder, replaced)
         for new in sets:
             os.makedirs(os.path.join(self.folder, new.folder), exist_ok=True)
             for part, name in new.parts.items():
@@ -189,10 +200,8 @@ class Output:
         _sync(os.path.dirname(os.path.abspath(self.folder)))
 
     def _clear(self) -> None:
-        """Remove what an interrupted pack left, unless its set is whole."""
-        holdings = look(self.folder)
-        if not holdings.sets:
-            _remove(self.folder, holdings.ours)
+        """Remove what an interrupted pack left that no finished set names."""
+        _remove(self.folder, look(self.folder).left)
         for name in os.listdir(self.partial):
             if name.startswith("part-"):
                 os.unlink(os.path.join(self.partial, name))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -15,6 +15,8 @@ from streamio.errors import BadManifest
 
 MANIFEST_NAME = "streamio.json"
 FORMAT_VERSION = 1
+GROWS = "grows"
+"""In `extra` of a set that grows by whole shards: where its writer is. See `streamio.capture`."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,8 +72,23 @@ class Manifest:
 
     @cached_property
     def fingerprint(self) -> str:
-        """16 hex digits that change when any byte of any shard, the classes or the fields change."""
-        return xxhash.xxh3_64_hexdigest(self.to_json())
+        """16 hex digits that change when any byte of any shard, the classes or the fields change.
+
+        Of a set that grows, with any shard; so the first shards of it have one of their own.
+        """
+        if not self.grows:
+            return xxhash.xxh3_64_hexdigest(self.to_json())
+        shards = [self.format, *(_facts(shard) for shard in self.shards)]
+        return xxhash.xxh3_64_hexdigest(json.dumps(shards).encode())
+
+    @property
+    def grows(self) -> bool:
+        """Whether shards may come to those that are there, which stay as they are."""
+        return GROWS in self.extra
+
+    def first(self, shards: int) -> Manifest:
+        """That of the first so many shards of a set that grows: as it was once, but for the counts of fields."""
+        return replace(self, shards=self.shards[:shards])
 
     def to_json(self) -> bytes:
         """UTF-8 JSON, indented, one line per shard; the same bytes for the same contents."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from copy import copy
 from pathlib import Path
 from typing import Protocol
 
@@ -138,6 +139,18 @@ class RemoteFiles:
             )
         index = ShardIndex.from_buffer(np.frombuffer(data, np.uint8), redact(address))
         return fitting(index, self.manifest, number)
+
+
+def first_shards(files: SetFiles, shards: int) -> SetFiles:
+    """The files of the first so many shards of a set that grows. Raises UsageError for another, or for fewer."""
+    there = len(files.manifest.shards)
+    if not files.manifest.grows:
+        raise UsageError("the set does not grow", fix="Leave shards= out", path=files.place)
+    if not 1 <= shards <= there:
+        raise UsageError(f"{shards} of {there} shards", fix="Copy the others too, or ask for fewer", path=files.place)
+    first = copy(files)
+    first.manifest = files.manifest.first(shards)  # type: ignore[misc]
+    return first
 
 
 def fitting(index: ShardIndex, manifest: Manifest, number: int) -> ShardIndex:

@@ -18,6 +18,7 @@ from streamio.shards.manifest import FieldSpec
 from streamio.shards.opened import OpenedSet, find_files
 from streamio.shards.pool import PoolStats
 from streamio.shards.selection import Selection, as_rows, chosen_rows
+from streamio.shards.setfiles import first_shards
 from streamio.storage.files import is_url, local_path
 from streamio.types import Alloc, Column, Rows, new_array
 
@@ -28,7 +29,11 @@ MAX_OPEN = 64
 
 
 def open_shards(
-    source: Source, *, cache: str | os.PathLike[str] | None = None, max_open: int = MAX_OPEN
+    source: Source,
+    *,
+    cache: str | os.PathLike[str] | None = None,
+    max_open: int = MAX_OPEN,
+    shards: int | None = None,
 ) -> ShardSet:
     """Open a shard set: known as `streamio.open`.
 
@@ -38,13 +43,15 @@ def open_shards(
     cache:    folder for downloaded shards; default: STREAMIO_CACHE, else the user's cache folder.
     max_open: shards that each process holds open at a time (two file descriptors each; never more than a
               quarter of the descriptors that the process may have).
+    shards:   of a set that grows (`streamio.capture`): the first so many; None: those that there are now.
 
     Raises before anything is read: BadManifest, MissingShard with all files that are not there, CorruptShard
     with all shards of a wrong size (those behind a URL are looked at when they are fetched).
     """
     opened = ShardSet(
-        plain_source(source), cache=None if cache is None else os.path.abspath(cache), max_open=max_open
-    )
+        plain_source(source), cache=None if cache is None else os.path.abspath(cache), max_open=max_open,
+        shards=shards,
+    )  # fmt: skip
     for note in opened._opened.files.notes:
         warnings.warn(note, ShardWarning, stacklevel=2)
     return opened
@@ -57,8 +64,8 @@ class ShardSet:
     stored (`set[i]["jpg"]`). A field that a sample lacks is not in its dict.
 
     Shards open on first use, in the process that uses them; pickling sends the name of the set. Used from
-    any thread. `close` (or `with`) closes what this process has open; the set stays usable.
-    Made by `streamio.open` and `where`.
+    any thread. `close` (or `with`) closes what this process has open; the set stays usable. Of a set that grows
+    it has the shards that were there. Made by `streamio.open` and `where`.
     """
 
     def __init__(
@@ -68,22 +75,23 @@ class ShardSet:
         cache: str | None,
         max_open: int,
         expected: str | None = None,
+        shards: int | None = None,
     ) -> None:
         if max_open < 1:
             raise UsageError(f"max_open={max_open}", fix="At least one shard must be open to be read")
         self._source, self._cache, self._max_open, self._expected = source, cache, max_open, expected
+        self._shards = shards
         self._selection: Selection | None = None
 
     @cached_property
     def _opened(self) -> OpenedSet:
         """The set behind the name; shared by all selections that this process makes of it."""
-        opened = OpenedSet(find_files(self._source, self._cache), self._max_open)
+        files = find_files(self._source, self._cache)
+        if self._shards is not None:
+            files = first_shards(files, self._shards)
+        opened = OpenedSet(files, self._max_open)
         if self._expected not in (None, opened.manifest.fingerprint):
-            raise ShardError(
-                "the set was packed again since it was opened elsewhere",
-                fix="Open it again; a saved state of the old one does not fit it",
-                path=opened.files.place,
-            )
+            raise _written_anew(opened.files.place)
         return opened
 
     def __len__(self) -> int:
@@ -191,9 +199,52 @@ class ShardSet:
         """
         rows = chosen_rows(choice(self.columns) if callable(choice) else choice, len(self))
         selection = Selection(rows) if self._selection is None else self._selection.of(rows)
-        view = ShardSet(self._source, cache=self._cache, max_open=self._max_open, expected=self._expected)
+        view = ShardSet(
+            self._source, cache=self._cache, max_open=self._max_open, expected=self._expected, shards=self._shards
+        )
         view._selection, view._opened = selection, self._opened
         return view
+
+    @property
+    def grows(self) -> bool:
+        """Whether shards may come to those that were there when it was opened."""
+        return self._opened.manifest.grows
+
+    @property
+    def is_selection(self) -> bool:
+        """Whether `where` made it."""
+        return self._selection is not None
+
+    def first(self, shards: int) -> ShardSet:
+        """The first so many shards of a set that grows, as a set of its own; also of those that came meanwhile.
+
+        Raises UsageError where there are fewer, or where it does not grow, and ShardError where it was written anew.
+        """
+        if self._selection is not None:
+            raise UsageError("a selection has no further shards", fix="Choose with where() from first(…)")
+        found = ShardSet(self._source, cache=self._cache, max_open=self._max_open, shards=shards)
+        ours = self._opened.manifest
+        both = min(shards, len(ours.shards))
+        if found._opened.manifest.first(both).fingerprint != ours.first(both).fingerprint:
+            raise _written_anew(self.path)
+        return found
+
+    def fingerprint_of(self, shards: int) -> str:
+        """That of the first so many of its shards."""
+        manifest = self._opened.manifest
+        return self.fingerprint if shards == len(manifest.shards) else manifest.first(shards).fingerprint
+
+    def shards_now(self) -> int:
+        """How many shards the set has by now, of which this has those that were there when it was opened."""
+        return len(find_files(self._source, self._cache, check=False).manifest.shards)
+
+    def take_over(self, other: ShardSet) -> None:
+        """Be another set, made by `first`, from now on. Rows that both have stay what they are."""
+        old = self._opened
+        for name in ("sizes", "fingerprint", "columns"):
+            self.__dict__.pop(name, None)
+        self._shards, self._expected, self._opened = other._shards, other._expected, other._opened
+        old.close()
 
     def stats(self) -> PoolStats:
         """What this process has open, and how often it opened shards. A selection shares it with its set."""
@@ -228,7 +279,9 @@ class ShardSet:
     def __reduce__(self) -> tuple[Any, ...]:
         packed = None if self._selection is None else self._selection.pack()
         base = self._expected or self._opened.manifest.fingerprint
-        return _reopen, (self._source, self._cache, self._max_open, base, packed)
+        manifest = self._opened.manifest
+        shards = len(manifest.shards) if manifest.grows else self._shards
+        return _reopen, (self._source, self._cache, self._max_open, base, packed, shards)
 
     def _base_row(self, row: int) -> int:
         return row if self._selection is None else int(self._selection.rows[row])
@@ -265,11 +318,19 @@ class _SelectedColumns(Mapping[str, NDArray[Any]]):
         return repr(self._base)
 
 
+def _written_anew(place: str) -> ShardError:
+    return ShardError(
+        "the set was packed again since it was opened elsewhere",
+        fix="Open it again; a saved state of the old one does not fit it", path=place,
+    )  # fmt: skip
+
+
 def _reopen(
-    source: str | tuple[str, ...], cache: str | None, max_open: int, fingerprint: str, packed: bytes | None
-) -> ShardSet:
+    source: str | tuple[str, ...], cache: str | None, max_open: int, fingerprint: str, packed: bytes | None,
+    shards: int | None,
+) -> ShardSet:  # fmt: skip
     """Unpickle: nothing is opened before it is used."""
-    found = ShardSet(source, cache=cache, max_open=max_open, expected=fingerprint)
+    found = ShardSet(source, cache=cache, max_open=max_open, expected=fingerprint, shards=shards)
     if packed is not None:
         found._selection = Selection.unpack(packed)
     return found

@@ -32,10 +32,12 @@ class Partition:
 
     name:  the same in every process and after a restart. It comes in keys and messages.
     facts: what reading it needs beside the source: JSON values, kept in the state.
+    start: the cursor to begin at, where the run has none; None: its beginning. Kept in the state too.
     """
 
     name: str
     facts: Mapping[str, Any] = field(default_factory=dict)
+    start: Cursor = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,6 +48,8 @@ class Chunk:
     cursors: behind each row, n of them; int64 (n,) where they are numbers.
     places:  of each row for messages and keys ("byte 1204"), or what comes before its cursor; default: the cursors.
     bad:     rows whose values are undefined, by index, and why.
+    behind:  where to go on behind all of it, if that is not behind its last row. May be said with no rows.
+    passed:  rows of `Source.count` that it stands for, if not as many as it has: with gaps, and what was left out.
     ended:   nothing of this partition comes after it. May be said with no rows.
     forget:  names of partitions that are gone, whose cursors the state need not keep.
     """
@@ -55,6 +59,8 @@ class Chunk:
     cursors: NDArray[np.int64] | Sequence[Cursor] = ()
     places: NDArray[np.int64] | Sequence[Any] | None = None
     bad: Mapping[int, StreamioError] = field(default_factory=dict)
+    behind: Cursor = None
+    passed: int | None = None
     ended: bool = False
     forget: Sequence[str] = ()
 
@@ -127,8 +133,8 @@ class Share:
     of: int = 1
 
     def owns(self, name: str) -> bool:
-        """Whether this reader, and no other, is to read what has this name."""
-        return xxhash.xxh3_64_intdigest(name.encode()) % self.of == self.number
+        """Whether this reader, and no other, is to read what has this name. What is behind a `#` in it decides."""
+        return xxhash.xxh3_64_intdigest(name.rpartition("#")[2].encode()) % self.of == self.number
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,11 +191,15 @@ class Source(ABC):
             yield Chunk(partition=partition.name, ended=True)
 
     def found_again(self, partitions: Sequence[Partition], cursors: Mapping[str, Cursor]) -> Sequence[Partition]:
-        """The partitions that are left of an epoch which is taken up again, as they are to be read now."""
+        """The partitions that are left of an epoch which is taken up again, as they are to be read now.
+
+        Of an endless source: all that there are now, where the run has cursors of some already.
+        """
         return partitions
 
     def count(self, partition: Partition, cursor: Cursor) -> int:
-        """Rows of a partition behind a cursor, bad ones too. Asked where several ranks read a bounded source."""
+        """Rows of a partition behind a cursor, bad ones too, or a few more. Asked where several ranks read a
+        bounded source, which make as many batches as it takes for so many; fewer rows make batches smaller."""
         raise UsageError(
             f"several ranks, and how many rows a {type(self).__name__} has is not known before it was read",
             fix="Give steps=, the batches of an epoch on each rank",

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
+from types import FrameType
 from typing import Any, Literal, TypedDict
 
 import numpy as np
@@ -24,6 +26,7 @@ from streamio.batching.options import (
 )
 from streamio.batching.picked import ADDED, Picked
 from streamio.batching.reading import SampleReader
+from streamio.callers import refuse_replay
 from streamio.codecs import MAX_PIXELS
 from streamio.errors import UsageError
 from streamio.order.plan import BatchRows, check_count
@@ -133,12 +136,13 @@ class SourceDataset(BatchStream):
             check_count("steps", steps)
         _check_seconds(max_wait=max_wait, idle_timeout=idle_timeout)
         super().__init__(seed=seed, ranks=given_ranks(rank, world_size))
-        self.source, self.batch_size, self.steps = source, batch_size, steps
+        self.source, self.batch_size, self.steps, self.idle_timeout = source, batch_size, steps, idle_timeout
         self._cuts = Cuts(
             batch_size=batch_size, drop_rest=tail == "drop", max_wait=max_wait, idle_timeout=idle_timeout
         )
         self._held, self._pulse = HeldRows(specs, source.fingerprint), Pulse()
         self._progress = SourceState(data=source.fingerprint)
+        self._used: dict[str, Any] = {}  # cursors that the loop has got to since the last commit
         read = ReadOptions(
             fields=stored, decode=decode, transform=transform, on_error=on_error, max_pixels=max_pixels,
             missing=rules, max_errors=max_errors,
@@ -159,6 +163,13 @@ class SourceDataset(BatchStream):
             batch_transform, seed=seed, names=chosen if as_tuple else None, count=self._counts.add
         )
 
+    def __len__(self) -> int:
+        """Batches that each rank gets in the epoch to come, with steps=. Raises TypeError without."""
+        if self.steps is None:
+            raise TypeError(f"a {type(self).__name__} has no length without steps=: it shows when it was read")
+        progress = self._progress
+        return self.steps - (progress.steps if progress.epoch == self._epochs.next else 0)
+
     @property
     def as_they_come(self) -> bool:  # type: ignore[override]
         """A worker whose partitions are silent holds up nobody; a bounded source has no silent ones."""
@@ -167,11 +178,14 @@ class SourceDataset(BatchStream):
     def begin_epoch(self) -> SourceStart:
         epoch, world = self._epochs.begin(), self._world()
         self._epochs.started(epoch)
+        if self.source.endless and self._ranks is None:  # each knows where it is itself
+            known = from_all_ranks(self._progress.cursors)
+            self._progress = replace(self._progress, cursors={name: c for one in known for name, c in one.items()})
         work = from_first_rank(lambda: self._work(epoch, world), self._ranks)
         own = None if self.source.endless else work.of_rank(world)
         self._progress = SourceState(
-            data=self._progress.data, epoch=epoch, partitions=own, cursors=work.cursors, rank=world.rank,
-            world_size=world.world_size, steps=self._progress.steps if self._progress.epoch == epoch else 0,
+            data=self._progress.data, epoch=epoch, partitions=own, cursors=work.cursors_of_rank(world),
+            rank=world.rank, world_size=world.world_size, steps=self._progress.steps if self._progress.epoch == epoch else 0,
         )  # fmt: skip
         self._pulse.begin()
         return SourceStart(
@@ -188,6 +202,7 @@ class SourceDataset(BatchStream):
     def delivered(self, mark: Mark) -> None:
         """For a loader: the loop got the batch that bears this."""
         self._progress = self._progress.after(mark)
+        self._used |= mark.cursors
 
     def epoch_ended(self) -> None:
         """For a loader: nothing of the epoch is left."""
@@ -215,7 +230,7 @@ class SourceDataset(BatchStream):
                 f"the state was saved with data={saved.data!r}, here data is {self.source.fingerprint!r}",
                 fix="Read the same source, or load it with strict=False to go on at these cursors anyway",
             )
-        self._progress = saved
+        self._progress, self._used = saved, {}
         self._epochs.set(saved.epoch)
 
     def set_epoch(self, epoch: int) -> None:
@@ -229,7 +244,17 @@ class SourceDataset(BatchStream):
 
     def commit(self) -> None:
         """Tell the server that the rows of all batches which a `StreamLoader` gave to the loop were used."""
-        self.source.commit(self._progress.cursors)
+        used = dict(self._used)
+        self.source.commit(used)
+        self._used = {name: cursor for name, cursor in self._used.items() if cursor != used.get(name)}
+
+    def _check_caller(self, caller: FrameType) -> None:
+        super()._check_caller(caller)
+        if self.source.endless:
+            refuse_replay(caller)
+
+    def _plan_of(self, epoch: int) -> SourcePlan:
+        return self._plan(self._world(), epoch, ())  # a kept one would not know what was delivered since
 
     def _plan(self, world: World, epoch: int, start: Start) -> SourcePlan:
         """For a plain DataLoader, whose workers see what the data set knew when they were made."""
@@ -252,6 +277,8 @@ class SourceDataset(BatchStream):
             partitions = self.source.found_again(progress.partitions, cursors)
         else:
             partitions = self.source.partitions()
+            if self.source.endless and cursors:
+                partitions = self.source.found_again(partitions, cursors)
         steps = None if self.steps is None else self.steps - (progress.steps if goes_on else 0)
         return EpochWork.of(self.source, partitions, cursors, epoch=epoch, steps=steps, world_size=world.world_size)
 
@@ -317,7 +344,8 @@ class _UnreadRows:
         for index, error in sorted(chunk.bad.items()):
             row, place = int(rows[index]), chunk.place(index)
             self._places[row] = (chunk.partition, place)
-            error.where = {"shard": chunk.partition, "row": place} | error.where
+            if "path" not in error.where:
+                error.where = {"shard": chunk.partition, "row": place} | error.where
             bad.append(BadSample(index, row, f"{chunk.partition}:{place}", "", error))
         self._books.read(epoch, len(chunk))
         if not self._skip:

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any
 
 from streamio.errors import UsageError
@@ -39,6 +38,7 @@ class EpochWork:
         steps: int | None, world_size: int,
     ) -> EpochWork:  # fmt: skip
         """Raises UsageError where ranks would get unequal numbers of batches."""
+        cursors = {**{one.name: one.start for one in partitions if one.start is not None}, **cursors}
         counts = None
         if world_size > 1 and steps is None:
             if source.endless:
@@ -51,6 +51,16 @@ class EpochWork:
 
     def of_rank(self, world: World) -> tuple[Partition, ...]:
         return self.partitions[world.rank :: world.world_size]
+
+    def cursors_of_rank(self, world: World) -> dict[str, Cursor]:
+        """Those that belong into the state of this rank: of its own partitions, and its part of what nobody reads."""
+        share = Share(world.rank, world.world_size)
+        own, dealt = {one.name for one in self.of_rank(world)}, {one.name for one in self.partitions}
+        return {
+            name: cursor
+            for name, cursor in self.cursors.items()
+            if name in own or (name not in dealt and share.owns(name))
+        }
 
     def of_worker(self, world: World, stopped: Callable[[], bool]) -> Work:
         mine = [self.partitions[i] for i in self._dealt(world, world.rank, world.worker)]
@@ -154,6 +164,7 @@ class SourcePlan:
         if quota == 0 or not (work.partitions or self._source.endless):
             return
         visit = 0 if self._source.endless else self.epoch
+        self._pulse.beat()  # starting a worker is no silence
         with closing(self._source.read(work)) as chunks:  # type: ignore[type-var]
             made = 0
             for batch in Collector(chunks, limits, self._drop, self._is_over).batches():
@@ -165,28 +176,30 @@ class SourcePlan:
                 made += 1
                 if made == quota:
                     return
+        if limits.batches is not None and not self._pulse.stopped():
+            raise UsageError(
+                f"rank {rank} has no more rows after {made:,} of {limits.batches:,} batches of its worker {worker}, "
+                f"and the other ranks would wait for it: {limits.counted:,} rows were counted, and far fewer came",
+                fix="Give steps=, the batches of an epoch on each rank",
+            )
 
     def _limits(self, world: World) -> tuple[int | None, Limits]:
         """(batches that this worker makes at most, how they are cut)."""
         cuts = self._cuts
         fixed = self.work.batches_of(world, cuts.batch_size)
         limits = Limits(
-            size=lambda made: cuts.batch_size, max_wait=cuts.max_wait, looks_ahead=not self._source.endless,
-            drop_rest=cuts.drop_rest and fixed is None,
+            size=cuts.batch_size, max_wait=cuts.max_wait, looks_ahead=not self._source.endless,
+            drop_rest=cuts.drop_rest,
         )  # fmt: skip
         if fixed is None and self.work.steps is not None and self._alone:
             return len(range(world.worker, self.work.steps, world.workers)), limits
         if fixed is None:
             return self.work.steps, limits
-        return fixed[0], replace(limits, size=partial(_even_size, *fixed))
+        batches, counted = fixed
+        return batches, replace(limits, batches=batches, counted=counted, max_wait=None, drop_rest=False)
 
     def _is_over(self) -> bool:
         if self._pulse.stopped():
             return True
         limit = self._cuts.idle_timeout
         return limit is not None and self._pulse.silence() > limit
-
-
-def _even_size(batches: int, samples: int, made: int) -> int:
-    """Samples of batch number `made` of so many, as even as can be: they differ by one at most."""
-    return max(1, samples * (made + 1) // max(1, batches) - samples * made // max(1, batches))

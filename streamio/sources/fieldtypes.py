@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, Self, TypeAlias
 
@@ -122,7 +123,7 @@ def _number_dtype(name: str) -> np.dtype[np.generic] | None:
 
 def parse_fields(fields: object) -> dict[str, FieldType]:
     """{name: type text} as types. Raises UsageError, naming the field, for what is none."""
-    if not isinstance(fields, dict) or not fields or not all(isinstance(n, str) and n for n in fields):
+    if not isinstance(fields, Mapping) or not fields or not all(isinstance(name, str) for name in fields):
         raise UsageError(f"fields={fields!r}", fix='Give {name: type}, such as {"text": "str", "label": "int64"}')
     types: dict[str, FieldType] = {}
     for name, text in fields.items():

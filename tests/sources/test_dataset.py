@@ -12,10 +12,13 @@ from typing import Any
 import pytest
 import torch
 from torch.utils.data import DataLoader
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 from streamio import Fill, SourceDataset, StreamLoader, UsageError
 from streamio.errors import SampleError, TailError
 from tests.sources.counting import Counting, Ticking
+
+pytestmark = pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")  # of torchdata
 
 SIZES = (23, 0, 5, 61, 14)
 ALL = [p * 1000 + n for p, size in enumerate(SIZES) for n in range(size)]
@@ -189,3 +192,19 @@ def test_a_data_set_pickles_and_changes_options() -> None:
     data = pickle.loads(pickle.dumps(SourceDataset(Counting(SIZES), 10)))
     assert sorted(numbers(StreamLoader(data, num_workers=0))) == ALL
     assert len(next(iter(StreamLoader(data.with_(batch_size=3), num_workers=0)))["number"]) == 3
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_a_loader_that_resumes_by_reading_again_is_refused_where_nothing_comes_again(workers: int) -> None:
+    loader = StatefulDataLoader(SourceDataset(Ticking((0.001,)), 5), batch_size=None, num_workers=workers)
+    with pytest.raises(UsageError, match="StatefulDataLoader resumes by reading"):
+        next(iter(loader))
+
+
+def test_a_stateful_dataloader_goes_on_in_a_bounded_source() -> None:
+    first = StatefulDataLoader(SourceDataset(Counting(SIZES), 10), batch_size=None, num_workers=2)
+    iterator = iter(first)
+    came = numbers(next(iterator) for _ in range(4))
+    second = StatefulDataLoader(SourceDataset(Counting(SIZES), 10), batch_size=None, num_workers=2)
+    second.load_state_dict(first.state_dict())
+    assert sorted(came + numbers(second)) == ALL
