@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from tests.servers.process import tied
+from tests.servers.process import launch
 
 _PORTS = ("master.port", "volume.port", "filer.port", "s3.port", "admin.port")
 _START = 60.0
@@ -83,7 +83,7 @@ def _launch(home: Path, ports: dict[str, int], key: str, secret: str) -> subproc
     ]  # fmt: skip
     environment = {"PATH": os.environ["PATH"], "HOME": str(home)}
     with open(home / "log", "wb") as log:
-        return subprocess.Popen(tied(command), cwd=home, env=environment, stdout=log, stderr=log)
+        return launch(command, cwd=home, env=environment, stdout=log, stderr=log)
 
 
 def _free_ports() -> dict[str, int]:
