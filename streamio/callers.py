@@ -57,8 +57,8 @@ def refuse_replay(caller: FrameType) -> None:
     """
     if any(str(frame.f_globals.get("__name__")).startswith("torchdata.stateful") for frame in _stack(caller)):
         raise UsageError(
-            "StatefulDataLoader resumes by reading what came before once more, and a source without end never gives "
-            "that again",
+            "StatefulDataLoader resumes by reading what came before once more, and a source without end never "
+            "gives that again",
             fix="Use streamio.StreamLoader, whose state has the cursors",
         )
 

@@ -15,6 +15,12 @@ class Call(NamedTuple):
     arguments: tuple[Any, ...]
     options: Mapping[str, Any]
 
+    def reading(self, source: Any) -> Call:
+        """The same call, as if this had been what it reads: something open, or an address without a password."""
+        if self.arguments:
+            return self._replace(arguments=(source, *self.arguments[1:]))
+        return self._replace(options={**self.options, "source": source})
+
     def again(self, kind: type, changes: Mapping[str, Any]) -> tuple[Any, dict[str, Any]]:
         """(what it reads, the options of a further call). Raises UsageError for changes that are no option."""
         first, *known = _parameters(kind)

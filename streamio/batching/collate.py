@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import NoneType
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def stack(field: str, values: Sequence[Any], keys: Sequence[str], alloc: Alloc) 
     SampleError for arrays of a type that torch lacks (records, dates, more than 64 bits), and for a sample
     without the field, where the others are arrays or numbers.
     """
-    kinds = {_kind(value) for value in values}
+    kinds = set(map(_kind, set(map(type, values))))
     if kinds <= {"array"}:
         return _stack_arrays(field, values, keys, alloc)
     if kinds <= {"bool"}:
@@ -94,16 +95,16 @@ def lacks_field(field: str, key: str) -> SampleError:
     )  # fmt: skip
 
 
-def _kind(value: Any) -> str:
-    if value is None:
+def _kind(type: type) -> str:
+    if type is NoneType:
         return "none"
-    if isinstance(value, (np.ndarray, np.generic)):
+    if issubclass(type, (np.ndarray, np.generic)):
         return "array"
-    if isinstance(value, bool):
+    if issubclass(type, bool):
         return "bool"
-    if isinstance(value, int):
+    if issubclass(type, int):
         return "int"
-    return "float" if isinstance(value, float) else "object"
+    return "float" if issubclass(type, float) else "object"
 
 
 def _into(alloc: Alloc, values: Sequence[Any], dtype: np.dtype[Any]) -> NDArray[Any]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from streamio.batching.resizing import best_resize
-from streamio.codecs import IMAGES, Known, codec_named, decode_image, transform_image
+from streamio.codecs import BYTES, IMAGES, Known, codec_named, decode_image, transform_image
 from streamio.errors import DecodeError, StreamioError, UsageError
 from streamio.image import ImageOp
 from streamio.shards.manifest import FieldSpec
@@ -177,8 +178,6 @@ def decode_column(
         return _from_array(decoder.op, column.values, rng, alloc), []
     if isinstance(column, NullableColumn):
         return _from_nullable(decoder, column, joined)
-    if set(map(type, column.values)) == {str}:
-        return list(column.values), []
     size = decoder.op.size if decoder.op is not None else None
     if size is None:
         required = joined and decoder.fills_array
@@ -224,6 +223,12 @@ def decode_each(
     known: Callable[[int], Known] | None = None,
 ) -> tuple[list[Any], list[Failure]]:
     """Item by item. required: a sample without the field is a failure. known: of the item at this index."""
+    kinds = set(map(type, items))
+    as_they_are = memoryview not in kinds and not any(issubclass(kind, StreamioError) for kind in kinds)
+    if as_they_are and (NoneType not in kinds or not (decoder.fill or decoder.required or required)):
+        return list(items), []
+    if kinds == {memoryview} and (decoder.raw or (decoder.codec == BYTES.name and decoder.function is None)):
+        return list(map(bytes, items)), []  # type: ignore[arg-type]
     values: list[Any] = []
     failures: list[Failure] = []
     for i, (item, out) in enumerate(zip(items, outs, strict=True)):

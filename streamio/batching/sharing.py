@@ -1,9 +1,13 @@
-"""One joiner for the samples of several data sets, where these agree on what a batch looks like."""
+"""Samples of several data sets in one batch: one joiner, where these agree on what a batch looks like."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TypeAlias
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from time import perf_counter_ns
+from typing import Any, TypeAlias
+
+import numpy as np
 
 from streamio.batching.declared import (
     Collate,
@@ -13,11 +17,18 @@ from streamio.batching.declared import (
     as_function,
     check_declaration,
 )
-from streamio.batching.joining import Joiner
+from streamio.batching.joining import Joiner, merge, refuse_empty
 from streamio.batching.options import JoinOptions
-from streamio.batching.picked import ADDED
-from streamio.batching.reading import SampleReader
+from streamio.batching.picked import ADDED, KEY, SOURCE, VALID, Picked
+from streamio.batching.reading import Made, SampleReader
+from streamio.batching.stages import Count, counted_batch
 from streamio.errors import UsageError
+from streamio.types import Alloc, Rows, new_array
+
+_PLACE = "__place__"  # of a sample in its batch, until the parts are put together
+
+Parts: TypeAlias = Sequence[tuple[SampleReader, Picked]]
+"""Who reads which samples of a batch, taken from what `in_places` gave; none of them empty."""
 
 Members: TypeAlias = Mapping[str, tuple[SampleReader, Joiner]]
 
@@ -83,3 +94,60 @@ def _declared(members: Members, collate: Collate | None) -> Mapping[str, How]:
             others=(*options.fields, *ADDED), has_transform=reader.options.by_sample,
         )  # fmt: skip
     return declared or common
+
+
+def in_places(picked: Picked) -> Picked:
+    """The samples of a batch with their places in it, before they are taken apart."""
+    return replace(picked, more={_PLACE: np.arange(len(picked.rows)), **picked.more})
+
+
+def join_fields(joiner: Joiner, parts: Parts, alloc: Alloc, count: Count) -> Any:
+    """The batch of some parts, field by field, in the order of the batch."""
+    asked = sum(len(picked.rows) for _, picked in parts)
+    read: list[tuple[SampleReader, Picked, dict[str, Any]]] = []
+    for reader, picked in parts:
+        # Of a part all samples may be skipped, unless nothing else is left of the batch.
+        may_be_empty = picked is not parts[-1][1] or any(len(done.rows) for _, done, _ in read)
+        read.append((reader, *reader.values(picked, new_array, joined=True, may_be_empty=may_be_empty)))
+    since = perf_counter_ns()
+    places = _ranks([picked.more[_PLACE] for _, picked, _ in read])
+    left = sum(map(len, places))
+    refuse_empty(asked, left)
+
+    def field(values: Sequence[Any]) -> Any:
+        return merge(list(zip(places, values, strict=True)), left, alloc)
+
+    keys = field([list(reader.keys(picked.rows)) for reader, picked, _ in read])
+    more = {name: field([picked.more[name] for _, picked, _ in read]) for name in read[0][1].more if name != _PLACE}
+    if KEY in joiner.options.fields:
+        more[KEY] = keys
+    merged = {name: field([values[name] for *_, values in read]) for name in read[0][2]}
+    return counted_batch(count, joiner.fields(merged, keys, more, alloc), left, since)
+
+
+def join_samples(joiner: Joiner, parts: Parts, alloc: Alloc, count: Count) -> Any:
+    """The same, sample by sample."""
+    asked = sum(len(picked.rows) for _, picked in parts)
+    made: list[tuple[SampleReader, Made]] = []
+    for reader, picked in parts:
+        may_be_empty = picked is not parts[-1][1] or any(done.samples for _, done in made)
+        made.append((reader, reader.samples(picked, may_be_empty=may_be_empty)))
+    since = perf_counter_ns()
+    places = _ranks([part.picked.more[_PLACE] for _, part in made])
+    left = sum(map(len, places))
+    refuse_empty(asked, left)
+
+    def field(values: Sequence[Any]) -> Any:
+        return merge(list(zip(places, values, strict=True)), left, new_array)
+
+    keys = field([list(reader.keys(part.picked.rows)) for reader, part in made])
+    more = {name: field([part.picked.more[name] for _, part in made]) for name in (SOURCE, VALID)
+            if name in made[0][1].picked.more}  # fmt: skip
+    batch = joiner.samples(field([part.samples for _, part in made]), keys, more, alloc)
+    return counted_batch(count, batch, left, since)
+
+
+def _ranks(places: Sequence[Rows]) -> list[Rows]:
+    """Places in a batch, of which some are gone, as places in what is left."""
+    left = np.sort(np.concatenate(places))
+    return [np.searchsorted(left, part) for part in places]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -39,10 +40,15 @@ def as_tensors(batch: Any) -> Any:
 
 
 def _tensor(array: np.ndarray[Any, Any]) -> Any:
-    if not is_plain(array.dtype.newbyteorder("<")):
+    if not _is_plain(array.dtype):
         return array
     if not array.dtype.isnative:
         array = array.astype(array.dtype.newbyteorder("="))
-    if not array.flags.writeable or any(stride < 0 for stride in array.strides):
+    if not array.flags.writeable or min(array.strides, default=0) < 0:
         array = array.copy()
     return torch.from_numpy(array)
+
+
+@lru_cache(maxsize=256)
+def _is_plain(dtype: np.dtype[Any]) -> bool:
+    return is_plain(dtype.newbyteorder("<"))

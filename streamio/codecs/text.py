@@ -160,9 +160,13 @@ def _read_bool(text: bytes) -> bool:
 
 
 _WHOLE = re.compile(rb"[+-]?[0-9]+")
+
+
 def is_exact_in_orjson(data: bytes) -> bool:
-    """Whether orjson may read these JSON texts: it makes whole numbers beyond 64 bits floats, so that 19 digits in a
-    row go the slow way."""
+    """Whether orjson reads these JSON texts as they are.
+
+    It makes floats of whole numbers beyond 64 bits, so 19 digits in a row go the slow way.
+    """
     return _LONG not in data.translate(_DIGITS)
 
 

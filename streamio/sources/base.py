@@ -93,13 +93,13 @@ class Chunk:
         cursor = self.cursors[index]
         return cursor.item() if isinstance(cursor, np.generic) else cursor
 
-    def row_numbers(self) -> NDArray[np.int64]:
+    def row_numbers(self, rows: slice = slice(None)) -> NDArray[np.int64]:
         """int64 (n,): numbers that follow from the partition and the cursors; randomness is keyed by them."""
-        begin = xxhash.xxh3_64_intdigest(self.partition.encode())
-        if isinstance(self.cursors, np.ndarray):
-            numbers = self.cursors.astype(np.uint64) + np.uint64(begin)
+        begin, cursors = xxhash.xxh3_64_intdigest(self.partition.encode()), self.cursors[rows]
+        if isinstance(cursors, np.ndarray):
+            numbers = cursors.astype(np.uint64) + np.uint64(begin)
         else:
-            hashes = [xxhash.xxh3_64_intdigest(repr(cursor).encode(), begin) for cursor in self.cursors]
+            hashes = [xxhash.xxh3_64_intdigest(repr(cursor).encode(), begin) for cursor in cursors]
             numbers = np.array(hashes, np.uint64)
         return (numbers & np.uint64((1 << 63) - 1)).astype(np.int64)
 

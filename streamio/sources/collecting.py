@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -106,6 +106,10 @@ class Collector:
             if self._rows == 0 or (self._exhausted and self._limits.drop_rest and self._rows < size):
                 return
             yield self._cut(min(size, self._rows))
+
+    def resize(self, size: int) -> None:
+        """Let the next batches have so many rows."""
+        self._limits = replace(self._limits, size=size)
 
     def _size(self) -> int:
         return self._limits.size if self._sizes is None else self._sizes.next(self._rows, self._exhausted)

@@ -168,7 +168,7 @@ class SourceDataset(BatchStream):
         if self.steps is None:
             raise TypeError(f"a {type(self).__name__} has no length without steps=: it shows when it was read")
         progress = self._progress
-        return self.steps - (progress.steps if progress.epoch == self._epochs.next else 0)
+        return max(0, self.steps - (progress.steps if progress.epoch == self._epochs.next else 0))
 
     @property
     def as_they_come(self) -> bool:  # type: ignore[override]
@@ -185,7 +185,8 @@ class SourceDataset(BatchStream):
         own = None if self.source.endless else work.of_rank(world)
         self._progress = SourceState(
             data=self._progress.data, epoch=epoch, partitions=own, cursors=work.cursors_of_rank(world),
-            rank=world.rank, world_size=world.world_size, steps=self._progress.steps if self._progress.epoch == epoch else 0,
+            rank=world.rank, world_size=world.world_size,
+            steps=self._progress.steps if self._progress.epoch == epoch else 0,
         )  # fmt: skip
         self._pulse.begin()
         return SourceStart(
@@ -279,7 +280,7 @@ class SourceDataset(BatchStream):
             partitions = self.source.partitions()
             if self.source.endless and cursors:
                 partitions = self.source.found_again(partitions, cursors)
-        steps = None if self.steps is None else self.steps - (progress.steps if goes_on else 0)
+        steps = None if self.steps is None else max(0, self.steps - (progress.steps if goes_on else 0))
         return EpochWork.of(self.source, partitions, cursors, epoch=epoch, steps=steps, world_size=world.world_size)
 
     def _drop(self, chunk: Chunk) -> None:

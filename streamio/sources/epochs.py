@@ -53,7 +53,7 @@ class EpochWork:
         return self.partitions[world.rank :: world.world_size]
 
     def cursors_of_rank(self, world: World) -> dict[str, Cursor]:
-        """Those that belong into the state of this rank: of its own partitions, and its part of what nobody reads."""
+        """Those that belong into the state of this rank: of its partitions, and its part of what nobody reads."""
         share = Share(world.rank, world.world_size)
         own, dealt = {one.name for one in self.of_rank(world)}, {one.name for one in self.partitions}
         return {
@@ -104,29 +104,35 @@ class Pulse:
     """When a row came last, in whatever worker, and whether the user wants the epoch to end."""
 
     def __init__(self) -> None:
-        self._cell = shared(2)  # nanoseconds of the clock that all processes have; 1 when it is to end
+        self._setup(shared(2))  # nanoseconds of the clock that all processes have; 1 when it is to end
+
+    def _setup(self, cell: Any) -> None:
+        self._cell, self._numbers = cell, cell.numpy()  # a tensor takes long to write one number to
 
     def begin(self) -> None:
-        self._cell[1] = 0
+        self._numbers[1] = 0
         self.beat()
 
     def beat(self) -> None:
-        self._cell[0] = time.monotonic_ns()
+        self._numbers[0] = time.monotonic_ns()
 
     def stop(self) -> None:
-        self._cell[1] = 1
+        self._numbers[1] = 1
 
     def stopped(self) -> bool:
-        return bool(self._cell[1])
+        return bool(self._numbers[1])
 
     def silence(self) -> float:
         """Seconds since then."""
-        return (time.monotonic_ns() - int(self._cell[0])) / 1e9
+        return (time.monotonic_ns() - int(self._numbers[0])) / 1e9
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"_cell": self._cell}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         # Between processes torch hands over the shared cell; a plain copy gets its own.
         cell = state["_cell"]
-        self._cell = cell if cell.is_shared() else cell.clone().share_memory_()
+        self._setup(cell if cell.is_shared() else cell.clone().share_memory_())
 
 
 class SourcePlan:
@@ -178,8 +184,8 @@ class SourcePlan:
                     return
         if limits.batches is not None and not self._pulse.stopped():
             raise UsageError(
-                f"rank {rank} has no more rows after {made:,} of {limits.batches:,} batches of its worker {worker}, "
-                f"and the other ranks would wait for it: {limits.counted:,} rows were counted, and far fewer came",
+                f"worker {worker} of rank {rank} has no more rows after {made:,} of {limits.batches:,} batches, "
+                f"and the other ranks would wait: {limits.counted:,} rows were counted, and far fewer came",
                 fix="Give steps=, the batches of an epoch on each rank",
             )
 

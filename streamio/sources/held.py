@@ -32,10 +32,10 @@ class Mark:
 
 
 class Marked(NamedTuple):
-    """A finished batch on its way to the loader."""
+    """A finished batch on its way to the loader. mark: what the data set is to be told when the loop has it."""
 
     batch: Any
-    mark: Mark
+    mark: Any
 
 
 class Piece(NamedTuple):
@@ -54,7 +54,7 @@ class SourceBatch(BatchRows):
 
     @classmethod
     def of(cls, step: int, epoch: int, visit: int, pieces: Sequence[Piece], mark: Mark) -> SourceBatch:
-        rows = np.concatenate([piece.chunk.row_numbers()[piece.begin : piece.end] for piece in pieces])
+        rows = np.concatenate([piece.chunk.row_numbers(slice(piece.begin, piece.end)) for piece in pieces])
         made = cls(step, rows, np.full(len(rows), visit, np.int64), None, epoch)
         made.pieces, made.mark = pieces, mark
         return made
@@ -93,7 +93,8 @@ class HeldRows:
         return np.array([held[row] for row in rows.tolist()], np.int64)
 
     def keys(self, rows: Rows) -> list[str]:
-        return [f"{name}:{place}" for name, place in map(self._place, self._places(rows).tolist())]
+        keys = [key for piece in self._local.pieces for key in _keys(piece)]
+        return keys if rows is self._local.rows else [keys[place] for place in self._places(rows).tolist()]
 
     def locate(self, row: int) -> tuple[str, Any]:
         return self._place(int(self._places(np.array([row]))[0]))
@@ -112,6 +113,13 @@ class HeldRows:
         self.__dict__.update(state, _local=threading.local())
 
 
+def _keys(piece: Piece) -> list[str]:
+    chunk, begin, end = piece
+    places = (chunk.cursors if chunk.places is None else chunk.places)[begin:end]
+    before = f"{chunk.partition}:"
+    return [before + str(place) for place in (places.tolist() if isinstance(places, np.ndarray) else places)]
+
+
 def _part(piece: Piece, name: str) -> Column:
     """A field of a piece, as a view."""
     chunk, begin, end = piece
@@ -127,11 +135,20 @@ def _part(piece: Piece, name: str) -> Column:
 
 def _joined(parts: Sequence[Column], alloc: Alloc) -> Column:
     """One column of several, in memory of its own. Arrays beside lists of nothing are arrays with gaps."""
+    if len(parts) == 1 and isinstance(parts[0], ListColumn):
+        return parts[0]
+    if len(parts) == 1 and isinstance(parts[0], ArrayColumn):  # nearly always
+        copy = alloc(parts[0].values.shape, parts[0].values.dtype)
+        copy[...] = parts[0].values
+        return ArrayColumn(copy)
     arrays = [part for part in parts if not isinstance(part, ListColumn)]
     if not arrays or any(isinstance(part, ListColumn) and _has_value(part) for part in parts):
         return ListColumn([value for part in parts for value in _values(part)])
     count = sum(map(len, parts))
     values = alloc((count, *arrays[0].values.shape[1:]), arrays[0].values.dtype)
+    if all(type(part) is ArrayColumn for part in parts):
+        np.concatenate([part.values for part in arrays], out=values)
+        return ArrayColumn(values)
     lacking = np.zeros(count, np.bool_)
     at = 0
     for part in parts:

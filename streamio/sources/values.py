@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import base64
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from itertools import chain
@@ -44,6 +44,21 @@ def from_values(values: Sequence[Any], type: FieldType, name: str) -> tuple[Colu
     if set(map(_type, values)) <= {str, NoneType}:
         return ListColumn(values), {}
     return _each(values, _text, type, name)
+
+
+def from_numbers(values: Iterable[Any], count: int, type: FieldType) -> ArrayColumn | None:
+    """A column of so many numbers; None where one does not fit.
+
+    type: of single numbers, but uint64. values: bools for bool, ints for ints, ints and floats for floats; others
+    are not noticed.
+    """
+    assert type.dtype is not None
+    try:
+        wide = np.fromiter(values, _widest(type.dtype), count)
+    except OverflowError:
+        return None
+    made = _narrowed(wide, type.dtype)
+    return None if made is None else ArrayColumn(made)
 
 
 _type = type
@@ -138,7 +153,7 @@ def _at_once(values: Sequence[Any], dtype: np.dtype[Any], shape: tuple[int, ...]
     except OverflowError:
         return None
     made = _narrowed(wide, dtype)
-    if made is None or (dtype.kind == "u" and dtype.itemsize == 8 and flat and min(flat) < 0):
+    if made is None or (dtype == np.uint64 and flat and min(flat) < 0):  # numpy 1 takes them modulo 2^64
         return None
     return made.reshape(len(values), *shape)
 

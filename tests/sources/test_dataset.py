@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from streamio import Fill, SourceDataset, StreamLoader, UsageError
 from streamio.errors import SampleError, TailError
+from tests.sources.conformance import Given, SourceContract
 from tests.sources.counting import Counting, Ticking
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*set_vital.*:UserWarning")  # of torchdata
@@ -60,26 +60,12 @@ def test_every_row_comes_once_in_each_epoch(options: dict[str, Any], ended: list
         assert all(batch["number"].dtype == torch.int64 for batch in batches)
 
 
-@pytest.mark.parametrize("workers", [0, 2])
-def test_a_plain_dataloader_reads_it_too(workers: int) -> None:
-    loader = DataLoader(SourceDataset(Counting(SIZES), 10), batch_size=None, num_workers=workers)
-    assert sorted(numbers(loader)) == ALL
-    assert sorted(numbers(loader)) == ALL
+class TestCounting(SourceContract):
+    """What holds for any source with an end."""
 
-
-@pytest.mark.parametrize("before", [0, 1, 3])
-@pytest.mark.parametrize("after", [0, 2, 5])
-def test_a_state_goes_on_with_other_workers(before: int, after: int, ended: list[StreamLoader]) -> None:
-    first = StreamLoader(SourceDataset(Counting(SIZES), 10), num_workers=before, context="fork" if before else None)
-    ended.append(first)
-    came = take(first, 4)
-    state = json.loads(json.dumps(first.state_dict()))
-    second = StreamLoader(SourceDataset(Counting(SIZES), 4), num_workers=after, context="fork" if after else None)
-    ended.append(second)
-    second.load_state_dict(state)
-    assert sorted(came + numbers(second)) == ALL
-    assert second.epoch == 1
-    assert sorted(numbers(second)) == ALL
+    @pytest.fixture
+    def given(self) -> Given:
+        return Given(Counting(SIZES), "number", ALL)
 
 
 def test_the_state_behind_the_last_batch_is_the_start_of_the_next_epoch() -> None:
@@ -208,3 +194,14 @@ def test_a_stateful_dataloader_goes_on_in_a_bounded_source() -> None:
     second = StatefulDataLoader(SourceDataset(Counting(SIZES), 10), batch_size=None, num_workers=2)
     second.load_state_dict(first.state_dict())
     assert sorted(came + numbers(second)) == ALL
+
+
+def test_fewer_steps_than_an_epoch_has_had_end_it() -> None:
+    first = StreamLoader(SourceDataset(Ticking((0.001,)), 5, steps=6, fields=("number",)), num_workers=0)
+    iterator = iter(first)
+    came = [next(iterator)[0].tolist() for _ in range(4)]
+    second = StreamLoader(SourceDataset(Ticking((0.001,)), 5, steps=3, fields=("number",)), num_workers=0)
+    second.load_state_dict(first.state_dict())
+    assert len(second.dataset) == 0 and list(second) == []
+    came += [batch[0].tolist() for batch in second]
+    assert list(chain(*came)) == list(range(35))
