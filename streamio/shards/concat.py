@@ -17,7 +17,7 @@ from streamio.codecs.text import NumberCodec
 from streamio.errors import UsageError, where
 from streamio.shards.manifest import FieldSpec
 from streamio.shards.selection import as_rows
-from streamio.types import Alloc, ArrayColumn, Column, ListColumn, Rows, new_array
+from streamio.types import Alloc, ArrayColumn, Column, ListColumn, NullableColumn, Rows, new_array
 
 
 class Member(Protocol):
@@ -235,6 +235,8 @@ def _list(columns: Sequence[Column], parts: Sequence[_Part], specs: Sequence[Fie
     values: list[memoryview | NDArray[Any] | None] = [None] * sum(map(len, columns))
     for column, part, spec in zip(columns, parts, specs, strict=True):
         items = column.values if isinstance(column, ListColumn) else _items(column.values, spec.stored)
+        if isinstance(column, NullableColumn):
+            items = [None if lacks else item for item, lacks in zip(items, column.lacking, strict=True)]
         for place, item in zip(part.at.tolist(), items, strict=True):
             values[place] = item
     return ListColumn(values)

@@ -1,0 +1,1 @@
+"""Databases: tables and queries as data sets."""
