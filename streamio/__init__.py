@@ -61,8 +61,12 @@ if TYPE_CHECKING:
     from streamio.sources.base import Chunk, Partition, Source
     from streamio.sources.capture import CaptureReport, capture
     from streamio.sources.dataset import SourceDataset, gather_states
-    from streamio.sources.logs.dataset import LogDataset
     from streamio.sources.fieldtypes import FieldType
+    from streamio.sources.kafka.dataset import KafkaDataset
+    from streamio.sources.logs.dataset import LogDataset
+    from streamio.sources.nats import NatsDataset
+    from streamio.sources.redis import RedisDataset
+    from streamio.sources.sql.dataset import SqlDataset
     from streamio.tokens import TokenDataset
 
 _HOMES = {
@@ -96,6 +100,10 @@ _HOMES = {
     "streamio.sources.dataset": ("SourceDataset", "gather_states"),
     "streamio.sources.logs.dataset": ("LogDataset",),
     "streamio.sources.fieldtypes": ("FieldType",),
+    "streamio.sources.kafka.dataset": ("KafkaDataset",),
+    "streamio.sources.nats": ("NatsDataset",),
+    "streamio.sources.redis": ("RedisDataset",),
+    "streamio.sources.sql.dataset": ("SqlDataset",),
     "streamio.tokens": ("TokenDataset",),
 }  # fmt: skip
 """Where each public name lives. Modules load on first use: `import streamio` stays fast, and free of torch."""
@@ -116,10 +124,13 @@ __all__ = [
     "FieldType",
     "Fill",
     "InputError",
+    "KafkaDataset",
+    "LogDataset",
     "MissingExtra",
     "MissingShard",
     "MixUp",
     "Mixture",
+    "NatsDataset",
     "OutputExists",
     "PackReport",
     "Pad",
@@ -127,6 +138,7 @@ __all__ = [
     "Progress",
     "Ragged",
     "RandomChoice",
+    "RedisDataset",
     "SampleError",
     "SequentialDataset",
     "ShapeMismatch",
@@ -136,6 +148,7 @@ __all__ = [
     "ShardWarning",
     "Source",
     "SourceDataset",
+    "SqlDataset",
     "StorageError",
     "StreamLoader",
     "StreamioError",

@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
-from time import perf_counter_ns
-from typing import Any, Literal
+from types import FrameType
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
 from streamio.batching.declared import Collate, as_function
 from streamio.batching.delivery import Delivery
-from streamio.batching.joining import Joiner, merge, refuse_empty
+from streamio.batching.joining import Joiner
 from streamio.batching.options import check_choice, check_values
-from streamio.batching.picked import KEY, SOURCE, VALID, Picked
-from streamio.batching.reading import Made, SampleReader
-from streamio.batching.sharing import common_joiner
-from streamio.batching.stages import Count, counted_batch
+from streamio.batching.picked import SOURCE, VALID, Picked
+from streamio.batching.sharing import common_joiner, in_places, join_fields, join_samples
+from streamio.batching.stages import Count
+from streamio.callers import refuse_replay
 from streamio.dataset import ShardDataset
 from streamio.errors import UsageError
 from streamio.order.columns import fingerprint
 from streamio.order.mixing import Anchor, MixtureOrder, Schedule, Stop, Weights, length, shares
+from streamio.order.mixplan import MixturePlan, Place
 from streamio.order.plan import BatchRows, Plan, Tail, check_count
 from streamio.order.state import Facts, State
-from streamio.stream import BatchStream, EpochPlan, Start, given_ranks
+from streamio.sources.dataset import SourceDataset
+from streamio.sources.feed import FeedWork
+from streamio.sources.held import Marked
+from streamio.sources.members import DrawnBatch, MixtureStart, SourceMember, SourceMembers
+from streamio.stream import BatchStream, EpochPlan, EpochStart, Start, given_ranks
 from streamio.types import Alloc, Rows, new_array
 from streamio.world import World
 
-_PLACE = "__place__"  # of a sample in its batch, until the parts are put together
 _ENDLESS = 1 << 62
+
+Member: TypeAlias = ShardDataset | SourceMember
+Sets: TypeAlias = Mapping[str, tuple[ShardDataset | SourceDataset, float]]
 
 
 class Mixture(BatchStream):
@@ -43,9 +50,14 @@ class Mixture(BatchStream):
     close to it too. Each set goes through its own epochs in its own order: nothing of
     it comes twice before all of it came. Epochs of the mixture continue: the next one goes on where each set is.
 
-    sets:       name -> (ShardDataset, weight). A set brings its fields, decode, prepare, transform, cache, shuffle,
-                seed and error policy; batch_size, tail and ranks are those of the mixture. Weights are taken to a
-                millionth.
+    Sets may be sources too, with stop="never" or a number: then a sample of theirs is the next row of the worker
+    that makes the batch. An endless one waits for its rows; one with an end begins anew behind it. Each worker
+    needs a partition of each. Their cursors are in the state, and with several ranks all states are needed, as for
+    a source alone (`streamio.gather_states`).
+
+    sets:       name -> (ShardDataset, or one over a source, and weight). A set brings its fields, decode, prepare,
+                transform, cache, shuffle, seed and error policy; batch_size, tail and ranks are those of the
+                mixture. Weights are taken to a millionth.
     batch_size: samples of one batch on one rank.
     weights:    function of the step (global batches so far, over all epochs) that gives one weight for each set,
                 in the place of those in `sets`; asked for every 1,000 draws.
@@ -65,7 +77,7 @@ class Mixture(BatchStream):
 
     def __init__(
         self,
-        sets: Mapping[str, tuple[ShardDataset, float]],
+        sets: Sets,
         batch_size: int,
         *,
         weights: Callable[[int], Sequence[float]] | None = None,
@@ -90,6 +102,9 @@ class Mixture(BatchStream):
         super().__init__(seed=members[0].ordering.seed, ranks=given_ranks(rank, world_size))
         self.batch_size, self.batches, self.stop, self.tail = batch_size, batches, stop, tail
         self._weights: Weights = constant if weights is None else weights
+        self._sources = SourceMembers({i: one for i, one in enumerate(members) if isinstance(one, SourceMember)})
+        self.in_any_order, self.marks_batches = not self._sources, bool(self._sources)
+        self._check_sources()
         self._joiner = _joiner(self.sets, collate) if batches == "mixed" else None
         for name, given in {"collate": collate, "batch_transform": batch_transform}.items():
             if batches == "single" and given is not None:
@@ -101,6 +116,16 @@ class Mixture(BatchStream):
         self._offsets = np.concatenate([[0], ends[:-1]]).astype(np.int64)
         self._sizes = [member.ordering.samples(member.table.sizes) for member in members]
         self._plan(World(), 0, ())
+
+    def _check_sources(self) -> None:
+        """Raise UsageError for what needs an end that sources do not have."""
+        if self._sources and self.stop in ("all", "first"):
+            raise UsageError(
+                f"stop={self.stop!r} of a mixture with sources, whose rows nobody has counted",
+                fix='Use stop="never", or a number of samples',
+            )
+        if self._sources and self.tail == "pad":
+            raise UsageError("tail='pad' of a mixture with sources, whose rows come once", fix="Use tail='even'")
 
     def _opened(self, source: Any) -> Any:
         return {name: (member.with_(), weight) for name, (member, weight) in source.items()}
@@ -118,7 +143,23 @@ class Mixture(BatchStream):
             )
         return super().__len__()
 
-    def _plan(self, world: World, epoch: int, start: Start) -> EpochPlan:
+    def begin_epoch(self) -> EpochStart:
+        """For a loader, in its main process: the next epoch begins, where its sources are."""
+        at = super().begin_epoch()
+        return self._sources.begin(at, self._ranks) if self._sources else at
+
+    def share(
+        self, at: EpochStart, *, worker: int = 0, workers: int = 1, first: int = 0
+    ) -> Iterator[BatchRows | None]:
+        """The steps of one worker; None where a source has no row for it yet."""
+        world = World(rank=at.rank, world_size=at.world_size, worker=worker, workers=workers)
+        works = at.works if isinstance(at, MixtureStart) else None
+        return self._plan(world, at.epoch, at.start, works).share(at.rank, first + worker, workers)
+
+    def _plan(
+        self, world: World, epoch: int, start: Start, works: Mapping[int, FeedWork] | None = None
+    ) -> EpochPlan:
+        """works: what a loader said of the sources."""
         place = self._place(world, epoch, start)
         order = MixtureOrder(
             place.schedule, first=place.first, samples=place.end, sizes=self._sizes, offsets=self._offsets,
@@ -128,9 +169,20 @@ class Mixture(BatchStream):
             order=order, batch_size=self.batch_size, world_size=world.world_size, epoch=epoch, tail=self.tail,
             start=place.position, fill_from=place.position,
         )  # fmt: skip
-        return _MixturePlan(plan, place, self._end_of)
 
-    def _place(self, world: World, epoch: int, start: Start) -> _Place:
+        def drawn(batches: Iterator[BatchRows], rank: int, worker: int, workers: int) -> Iterator[BatchRows | None]:
+            if not self._sources:
+                return batches
+            reader = World(rank=rank, world_size=world.world_size, worker=worker, workers=workers)
+            return self._sources.feed(batches, epoch, works, reader, self._sets_of)
+
+        return MixturePlan(plan, place, self._end_of, drawn)
+
+    def _sets_of(self, rows: Rows) -> Rows:
+        """The set of each row, by its number."""
+        return np.searchsorted(self._offsets, rows, side="right") - 1
+
+    def _place(self, world: World, epoch: int, start: Start) -> Place:
         """Where an epoch is in the run: known from `start`, or from what was set last, or from the zero of the run.
 
         Epochs end where the stop rule says, so a later one is found by going through those before it.
@@ -142,11 +194,11 @@ class Mixture(BatchStream):
             last, words = 0, ()
         anchor = Anchor.from_words(words[2:]) if words else None
         schedule = self._schedule(self.batch_size * world.world_size, anchor)
-        at = _Place(schedule, 0, 0, self._end_of(schedule, 0)) if anchor is None else _place_of(schedule, words)
+        at = Place(schedule, 0, 0, self._end_of(schedule, 0)) if anchor is None else Place.of(schedule, words)
         at = at.with_whole_draws()
         for _ in range(epoch - last):
             begin = at.first + at.end
-            at = _Place(schedule, begin, 0, self._end_of(schedule, begin)).with_whole_draws()
+            at = Place(schedule, begin, 0, self._end_of(schedule, begin)).with_whole_draws()
         return at
 
     def _schedule(self, step_samples: int, anchor: Anchor | None) -> Schedule:
@@ -163,6 +215,39 @@ class Mixture(BatchStream):
         found = length(stop, self._sizes, self._schedule(schedule.samples_per_step, schedule.anchor_at(begin)))
         assert found is not None
         return found
+
+    def delivered(self, mark: Any) -> None:
+        """For a loader: the loop got the batch that bears this."""
+        self._sources.delivered(mark)
+
+    def commit(self) -> None:
+        """Tell the servers of all sources that can be told that what a `StreamLoader` gave to the loop was used."""
+        if not self._sources.commit():
+            super().commit()
+
+    def state_at(self, batches: int, epoch: int | None = None) -> dict[str, Any]:
+        """As for all data sets; with sources of the last batch that a `StreamLoader` gave, and with its cursors."""
+        state = super().state_at(batches, epoch)
+        return {**state, "sources": self._sources.to_json()} if self._sources else state
+
+    def load_state_dict(self, state: Mapping[str, Any] | Sequence[Any], *, strict: bool = True) -> None:
+        """As for all data sets. state: with sources and several ranks the list of those of all ranks."""
+        if not self._sources:
+            super().load_state_dict(state, strict=strict)  # type: ignore[arg-type]
+            return
+        states = [state] if isinstance(state, Mapping) else list(state)
+        if not states or any("sources" not in one or one["start"] != states[0]["start"] for one in states):
+            raise UsageError(
+                "the states are not those of all ranks of a mixture with sources after one step",
+                fix="Give what streamio.gather_states(loader) returned",
+            )
+        super().load_state_dict(states[0], strict=strict)
+        self._sources.load([one["sources"] for one in states], epoch=self._epochs.next, strict=strict)
+
+    def _check_caller(self, caller: FrameType) -> None:
+        super()._check_caller(caller)
+        if self._sources:
+            refuse_replay(caller)
 
     def _check_start(self, saved: State) -> None:
         if len(saved.start) < 2:
@@ -184,66 +269,34 @@ class Mixture(BatchStream):
         """About how much memory one batch takes, for deciding how many to make ahead."""
         return max(member.reader.sample_bytes for member in self.sets.values()) * self.batch_size
 
+    def make_seeded(self, at: EpochStart, batch: BatchRows, alloc: Alloc = new_array) -> Any:
+        """As for all data sets; with sources, with what the loader is to tell when it was delivered."""
+        made = super().make_seeded(at, batch, alloc)
+        return Marked(made, batch.mark) if isinstance(batch, DrawnBatch) else made
+
     def make_batch(self, batch: BatchRows, alloc: Alloc = new_array) -> Any:
         """The batch of these rows: each set reads its own, and they are joined in the order of the batch."""
-        source = np.searchsorted(self._offsets, batch.rows, side="right") - 1
+        with self._sources.holding(batch, self._offsets):
+            return self._made(batch, alloc)
+
+    def _made(self, batch: BatchRows, alloc: Alloc) -> Any:
+        source = self._sets_of(batch.rows)
         if self._joiner is None:
             number = int(source[0])
             own = batch._replace(rows=batch.rows - self._offsets[number])
             return self._member(number).make_batch(own, alloc, {SOURCE: source})
-        more: dict[str, Any] = {_PLACE: np.arange(len(batch.rows)), SOURCE: source}
+        more: dict[str, Any] = {SOURCE: source}
         if batch.valid is not None:
             more[VALID] = batch.valid
-        picked = Picked(batch.rows, batch.visits, more, batch.epoch)
-        parts = [(number, picked.take(np.flatnonzero(source == number))) for number in np.unique(source).tolist()]
-        join = self._join_samples if self._by_sample else self._join_fields
-        return self._delivery(join(self._joiner, parts, len(batch.rows), alloc), batch)
+        picked = in_places(Picked(batch.rows, batch.visits, more, batch.epoch))
+        parts = [
+            (self._member(number).reader, self._own(number, picked.take(np.flatnonzero(source == number))))
+            for number in np.unique(source).tolist()
+        ]
+        join = join_samples if self._by_sample else join_fields
+        return self._delivery(join(self._joiner, parts, alloc, self._counts.add), batch)
 
-    def _join_fields(self, joiner: Joiner, parts: list[tuple[int, Picked]], asked: int, alloc: Alloc) -> Any:
-        read: list[tuple[SampleReader, Picked, dict[str, Any]]] = []
-        for number, picked in parts:
-            # Of a part all samples may be skipped, unless nothing else is left of the batch.
-            may_be_empty = picked is not parts[-1][1] or any(len(done.rows) for _, done, _ in read)
-            reader, own = self._member(number).reader, self._own(number, picked)
-            read.append((reader, *reader.values(own, new_array, joined=True, may_be_empty=may_be_empty)))
-        since = perf_counter_ns()
-        places = _ranks([picked.more[_PLACE] for _, picked, _ in read])
-        count = sum(map(len, places))
-        refuse_empty(asked, count)
-
-        def field(values: Sequence[Any]) -> Any:
-            return merge(list(zip(places, values, strict=True)), count, alloc)
-
-        keys = field([list(reader.keys(picked.rows)) for reader, picked, _ in read])
-        more = {
-            name: field([picked.more[name] for _, picked, _ in read]) for name in read[0][1].more if name != _PLACE
-        }
-        if KEY in joiner.options.fields:
-            more[KEY] = keys
-        merged = {name: field([values[name] for *_, values in read]) for name in read[0][2]}
-        return counted_batch(self._counts.add, joiner.fields(merged, keys, more, alloc), count, since)
-
-    def _join_samples(self, joiner: Joiner, parts: list[tuple[int, Picked]], asked: int, alloc: Alloc) -> Any:
-        made: list[tuple[SampleReader, Made]] = []
-        for number, picked in parts:
-            may_be_empty = picked is not parts[-1][1] or any(done.samples for _, done in made)
-            reader, own = self._member(number).reader, self._own(number, picked)
-            made.append((reader, reader.samples(own, may_be_empty=may_be_empty)))
-        since = perf_counter_ns()
-        places = _ranks([part.picked.more[_PLACE] for _, part in made])
-        count = sum(map(len, places))
-        refuse_empty(asked, count)
-
-        def field(values: Sequence[Any]) -> Any:
-            return merge(list(zip(places, values, strict=True)), count, new_array)
-
-        keys = field([list(reader.keys(part.picked.rows)) for reader, part in made])
-        more = {name: field([part.picked.more[name] for _, part in made]) for name in (SOURCE, VALID)
-                if name in made[0][1].picked.more}  # fmt: skip
-        batch = joiner.samples(field([part.samples for _, part in made]), keys, more, alloc)
-        return counted_batch(self._counts.add, batch, count, since)
-
-    def _member(self, number: int) -> ShardDataset:
+    def _member(self, number: int) -> Member:
         return list(self.sets.values())[number]
 
     def _own(self, number: int, picked: Picked) -> Picked:
@@ -276,67 +329,18 @@ class Mixture(BatchStream):
         return f"Mixture({', '.join(self.names)}, batch_size={self.batch_size}, stop={self.stop!r})"
 
 
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """An epoch within the run. first: samples of the run before it; position, end: where in it, and its samples."""
-
-    schedule: Schedule
-    first: int
-    position: int
-    end: int
-
-    def with_whole_draws(self) -> _Place:
-        """The epoch without a rest that is less than a draw: where batches are of one set each, whole batches."""
-        left = (self.end - self.position) // self.schedule.unit * self.schedule.unit
-        return replace(self, end=self.position + left)
-
-
-def _place_of(schedule: Schedule, words: Start) -> _Place:
-    position, end = words[:2]
-    if not 0 <= position <= end or position > schedule.anchor.position:
-        raise UsageError(f"the state of a mixture is damaged: {words!r}", fix="Give what state_dict() returned")
-    return _Place(schedule, schedule.anchor.position - position, position, end)
-
-
-@dataclass(frozen=True, slots=True)
-class _MixturePlan:
-    """The plan of one epoch of a mixture. Its starts hold position, samples of the epoch, the schedule's anchor."""
-
-    plan: Plan
-    place: _Place
-    end_of: Callable[[Schedule, int], int]
-
-    @property
-    def epoch(self) -> int:
-        return self.plan.epoch
-
-    @property
-    def steps(self) -> int:
-        return self.plan.steps
-
-    def share(self, rank: int, worker: int = 0, workers: int = 1) -> Any:
-        return self.plan.share(rank, worker, workers)
-
-    def state_at(self, steps: int) -> tuple[int, Start]:
-        epoch, position = self.plan.state_at(steps)
-        schedule, end = self.place.schedule, self.place.end
-        run = self.place.first + position
-        if epoch != self.plan.epoch:
-            run = self.place.first + end
-            end = self.end_of(schedule, run)
-        return epoch, (position, end, *schedule.anchor_at(run).words())
-
-
-def _parts(sets: Mapping[str, tuple[ShardDataset, float]]) -> tuple[dict[str, ShardDataset], list[float]]:
+def _parts(sets: Any) -> tuple[dict[str, Member], list[float]]:
     """Names with their sets, and the weights. Raises UsageError for what does not go into a mixture."""
     if not isinstance(sets, Mapping) or not sets:
         raise UsageError(f"sets={sets!r}", fix='Give {"name": (ShardDataset, weight), …}')
-    members: dict[str, ShardDataset] = {}
+    members: dict[str, Member] = {}
     weights = []
     for name, pair in sets.items():
-        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[0], ShardDataset):
-            raise UsageError(f"the set '{name}' is {pair!r}", fix="Give (ShardDataset, weight)")
-        member, weight = pair
+        is_pair = isinstance(pair, tuple | list) and len(pair) == 2
+        if not is_pair or not isinstance(pair[0], ShardDataset | SourceDataset):
+            raise UsageError(f"the set '{name}' is {pair!r}", fix="Give (data set, weight)")
+        data, weight = pair
+        member = SourceMember(name, data) if isinstance(data, SourceDataset) else data
         if member.ordering.lanes > 1:
             raise UsageError(
                 f"the set '{name}' has {member.ordering.lanes} lanes", fix="Leave lanes= out in a mixture"
@@ -349,7 +353,7 @@ def _parts(sets: Mapping[str, tuple[ShardDataset, float]]) -> tuple[dict[str, Sh
     return members, weights
 
 
-def _joiner(sets: Mapping[str, ShardDataset], collate: Collate | None) -> Joiner:
+def _joiner(sets: Mapping[str, Member], collate: Collate | None) -> Joiner:
     """The one that joins samples of all sets. Raises UsageError where these want different things."""
     for name, member in sets.items():
         if member.delivery.function is not None:
@@ -363,9 +367,3 @@ def _delivery(joiner: Joiner | None, function: Callable[..., Any] | None, seed: 
     options = None if joiner is None else joiner.options
     names = options.fields if options is not None and options.as_tuple else None
     return Delivery(function, seed=seed, names=names, count=count)
-
-
-def _ranks(places: Sequence[Rows]) -> list[Rows]:
-    """Places in a batch, of which some are gone, as places in what is left."""
-    left = np.sort(np.concatenate(places))
-    return [np.searchsorted(left, part) for part in places]

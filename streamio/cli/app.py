@@ -13,6 +13,7 @@ import typer
 from typer.main import get_command
 
 from streamio.cli.bench import bench
+from streamio.cli.capture import capture
 from streamio.cli.console import tell
 from streamio.cli.index import index
 from streamio.cli.info import info
@@ -32,7 +33,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
     help="Pack folders of small files into a few large shards, and stream them into PyTorch.",
 )
-for command in (pack, info, verify, index, bench):
+for command in (pack, capture, info, verify, index, bench):
     app.command()(command)
 
 

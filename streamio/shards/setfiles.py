@@ -147,7 +147,9 @@ def first_shards(files: SetFiles, shards: int) -> SetFiles:
     if not files.manifest.grows:
         raise UsageError("the set does not grow", fix="Leave shards= out", path=files.place)
     if not 1 <= shards <= there:
-        raise UsageError(f"{shards} of {there} shards", fix="Copy the others too, or ask for fewer", path=files.place)
+        raise UsageError(
+            f"{shards} of {there} shards", fix="Copy the others too, or ask for fewer", path=files.place
+        )
     first = copy(files)
     first.manifest = files.manifest.first(shards)  # type: ignore[misc]
     return first

@@ -218,7 +218,7 @@ class ShardSet:
     def first(self, shards: int) -> ShardSet:
         """The first so many shards of a set that grows, as a set of its own; also of those that came meanwhile.
 
-        Raises UsageError where there are fewer, or where it does not grow, and ShardError where it was written anew.
+        Raises UsageError where there are fewer, or where it does not grow; ShardError where it was written anew.
         """
         if self._selection is not None:
             raise UsageError("a selection has no further shards", fix="Choose with where() from first(…)")
