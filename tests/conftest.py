@@ -2,26 +2,32 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import sys
+import weakref
+from collections.abc import Iterator
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import hypothesis
 import pytest
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch is loaded: a fork with its threads hangs
+
 import torch
+from torch.utils.data.dataloader import _MultiProcessingDataLoaderIter
 
 ROOT = Path(__file__).resolve().parent.parent
 if str(ROOT) not in sys.path:
     sys.path.insert(0, str(ROOT))
 
-os.environ.setdefault("OMP_NUM_THREADS", "1")
-
 pytest_plugins = ["tests.servers.fixtures"]
 
 # Two workers of pytest on a busy machine make any example slow at times.
-hypothesis.settings.register_profile("streamio", deadline=None)
-hypothesis.settings.load_profile("streamio")
+hypothesis.settings.register_profile("quick", deadline=None, max_examples=25)
+hypothesis.settings.register_profile("all", deadline=None, max_examples=100)
 
 FORMATS = ("tar", "lmdb", "hdf5")
 
@@ -36,6 +42,43 @@ def fmt(request: pytest.FixtureRequest) -> str:
 def _own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch) -> None:
     """Caches of downloads and foreign indexes never outlive a test."""
     monkeypatch.setenv("STREAMIO_CACHE", str(tmp_path_factory.mktemp("cache")))
+
+
+_iterators: weakref.WeakSet[Any] = weakref.WeakSet()
+_queues: list[Any] = []
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _iterators_are_known() -> None:
+    """Those of DataLoaders with workers, and the queues to their workers."""
+    begin = _MultiProcessingDataLoaderIter.__init__
+
+    def known(self: Any, loader: Any) -> None:
+        begin(self, loader)
+        _iterators.add(self)
+        _queues.extend(self._index_queues)
+
+    _MultiProcessingDataLoaderIter.__init__ = known  # type: ignore[method-assign]
+
+
+@pytest.fixture(autouse=True)
+def _dataloaders_end_at_once() -> Iterator[None]:
+    """One whose loop raised is part of a cycle with the traceback. Collected with its queues it would wait for 5
+    seconds: they are closed before it can tell its workers through them to end."""
+    yield
+    for iterator in list(_iterators):
+        iterator._shutdown_workers()
+    _queues.clear()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    hypothesis.settings.load_profile("quick" if "not slow" in config.getoption("markexpr") else "all")
+
+
+def pytest_collection_finish() -> None:
+    """What is imported stays: no collection needs to look at it again, here or in a forked worker."""
+    gc.collect()
+    gc.freeze()
 
 
 NEEDS = {

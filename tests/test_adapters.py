@@ -54,8 +54,19 @@ def hashes(batches: Any) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
-@pytest.mark.parametrize("kind", ["albumentations", "torchvision"])
+def both() -> list[Any]:
+    """Each kind in each way; under spawn, which takes seconds, one of them is enough for a quick run."""
+    return [
+        pytest.param(
+            kind, way, id="-".join(map(str, (kind, *way.values()))),
+            marks=[pytest.mark.slow] if kind == "torchvision" and way.get("context") == "spawn" else [],
+        )
+        for kind in ("albumentations", "torchvision")
+        for way in WAYS
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(("kind", "way"), both())
 def test_the_same_pictures_by_every_transport_and_other_ones_in_the_next_epoch(
     path: str, kind: str, way: dict[str, Any]
 ) -> None:

@@ -182,7 +182,7 @@ def test_a_loader_is_found_out_that_mixes_up_numbers_or_types(tmp_path: Path) ->
     assert "int64 (768,), not uint8" in cell.check(job, Loop(list), [(data.astype(np.int64), numbers)])
 
 
-@pytest.mark.parametrize("workload", ["d", "f"])
+@pytest.mark.parametrize("workload", ["d", pytest.param("f", marks=pytest.mark.slow)])
 def test_streamio_is_written_checked_and_timed_in_processes_of_their_own(tmp_path: Path, workload: str) -> None:
     small = {name: replace(about, quick=1000) for name, about in WORKLOADS.items()}
     with pytest.MonkeyPatch.context() as patch:

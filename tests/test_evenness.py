@@ -88,8 +88,8 @@ def test_split_07_len_is_the_number_of_batches_whenever_it_is_asked(tmp_path: Pa
     """pytorch/pytorch#38925, #110029; webdataset/webdataset#47; Lightning-AI/litData#772."""
     grid = product((1, 7, 46, 100), (1, 3, 8), (1, 2, 3), ("even", "drop", "pad"))
     sets = {n: make_set(tmp_path / str(n), n) for n in (1, 7, 46, 100)}
-    if workers:  # starting processes is what takes the time: every 5th cell
-        grid = list(grid)[::5]  # type: ignore[assignment]
+    if workers:  # starting processes is what takes the time: every 7th cell
+        grid = list(grid)[::7]  # type: ignore[assignment]
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warnings.filterwarnings("ignore", message="This DataLoader will create")  # fewer CPUs than workers
@@ -111,14 +111,14 @@ def test_seed_03_ranks_agree_without_a_seed_and_with_other_hash_seeds(tmp_path: 
     path = make_set(tmp_path / "s", 100)
     code = (
         "import sys, streamio; d = streamio.ShardDataset(sys.argv[1], 4, shuffle=True, rank=int(sys.argv[2]),"
-        " world_size=3); print(*(k for b in d for k in b['__key__']))"
+        " world_size=2); print(*(k for b in d for k in b['__key__']))"
     )
     found = [
         subprocess.run(
             [sys.executable, "-c", code, path, str(rank)],
             env={"PYTHONHASHSEED": str(rank), "PATH": ""}, capture_output=True, text=True, check=True,
         ).stdout.split()
-        for rank in range(3)
+        for rank in range(2)
     ]  # fmt: skip
     assert sorted(key for rank in found for key in rank) == all_keys(100)
 

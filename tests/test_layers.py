@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import cache
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
@@ -107,6 +108,7 @@ def _rung(file: str) -> int:
     raise AssertionError(f"streamio/{file} stands on no rung: give it one in RUNGS, and in docs/design.md")
 
 
+@cache
 def _all_imports(package: Path) -> list[Import]:
     return [found for file in sorted(package.rglob("*.py")) for found in _imports(file, package)]
 

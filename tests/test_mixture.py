@@ -113,10 +113,10 @@ class StreamLoaderOf:
         self.loader.close()
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_workers_make_what_one_process_makes(mix: Make, context: Any) -> None:
+@pytest.mark.parametrize(("context", "workers"), [("fork", 3), ("spawn", 2)])
+def test_workers_make_what_one_process_makes(mix: Make, context: Any, workers: int) -> None:
     whole = by_step(mix())
-    with StreamLoaderOf(mix(), 3, context) as loader:
+    with StreamLoaderOf(mix(), workers, context) as loader:
         assert by_step(loader) == whole
         second = mix()
         second.set_epoch(1)

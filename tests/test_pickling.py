@@ -18,6 +18,7 @@ import streamio
 from streamio import UsageError
 from streamio.batching.functions import go_by_value
 from streamio.pickling import find_fault
+from tests import warm
 from tests.sets import make_set, read
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -153,9 +154,7 @@ for loader in (
 
 
 def notebook(path: str, before: str = "") -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, "-c", before + NOTEBOOK, path], capture_output=True, text=True, cwd=ROOT, timeout=100
-    )
+    return warm.run(["-c", before + NOTEBOOK, path], 100)
 
 
 def test_a_class_of_a_notebook_goes_to_workers_by_cloudpickle(tmp_path: Path) -> None:

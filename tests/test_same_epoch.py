@@ -21,8 +21,7 @@ WAYS: list[dict[str, Any]] = [
     {"transport": "process", "num_workers": 1, "context": "fork"},
     {"transport": "process", "num_workers": 3, "context": "fork"},
     {"transport": "process", "num_workers": 2, "context": "fork", "threads": 2},
-    {"transport": "process", "num_workers": 1, "context": "spawn"},
-    {"transport": "process", "num_workers": 3, "context": "spawn"},
+    {"transport": "process", "num_workers": 2, "context": "spawn"},
 ]
 
 

@@ -33,15 +33,15 @@ def _count(number: int, tally: EpochTally, turn: Any) -> None:
     tally.add(5, 1, [])
 
 
-@pytest.mark.parametrize("context", ["fork", "spawn"])
-def test_all_workers_count_and_none_is_lost(context: str) -> None:
+@pytest.mark.parametrize(("context", "count"), [("fork", 3), ("spawn", 2)])
+def test_all_workers_count_and_none_is_lost(context: str, count: int) -> None:
     start = multiprocessing.get_context(context)
     tally, turn = EpochTally(), start.Value("i")
-    workers = [start.Process(target=_count, args=(n, tally, turn)) for n in range(3)]
+    workers = [start.Process(target=_count, args=(n, tally, turn)) for n in range(count)]
     for worker in workers:
         worker.start()
     for worker in workers:
         worker.join(60)
     found = tally.of(5)
-    assert (found.read, found.bad) == (3 * 401, 3)
+    assert (found.read, found.bad) == (count * 401, count)
     assert found.first in (100, 101, 102) and found.last in (100, 101, 102) and found.first != found.last

@@ -31,8 +31,11 @@ class Counting(IterableDataset):
         yield epoch
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("persistent", [True, False])
+@pytest.mark.parametrize(
+    ("method", "persistent"),
+    [(method, True) for method in METHODS]
+    + [("fork", False), *(pytest.param(method, False, marks=pytest.mark.slow) for method in METHODS[1:])],
+)
 def test_an_epoch_has_one_number_in_all_workers_and_advances_by_itself(method: str, persistent: bool) -> None:
     data = Counting()
     loader = DataLoader(
@@ -44,6 +47,14 @@ def test_an_epoch_has_one_number_in_all_workers_and_advances_by_itself(method: s
     data.epochs.set(0)
     assert list(loader) == [0] * 4
     assert data.epochs.next == 1
+
+
+def test_an_epoch_has_one_number_in_spawned_workers_that_start_anew() -> None:
+    data = Counting()
+    loader = DataLoader(data, batch_size=None, num_workers=1, multiprocessing_context="spawn")
+    assert [list(loader) for _ in range(2)] == [[0] * 2, [1] * 2]
+    data.epochs.set(7)
+    assert list(loader) == [7] * 2
 
 
 def test_advances_in_the_main_process_only_when_a_batch_is_asked_for() -> None:

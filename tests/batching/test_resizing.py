@@ -9,7 +9,7 @@ import warnings
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamio.batching.resizing import best_resize
@@ -36,7 +36,6 @@ def noise(height: int, width: int, channels: int = 3) -> np.ndarray:
 
 
 @given(st.data())
-@settings(max_examples=60)
 def test_any_box_comes_as_from_pillow_to_one_level(data: st.DataObject) -> None:
     width, height = data.draw(st.integers(1, 90)), data.draw(st.integers(1, 90))
     left, top = data.draw(st.integers(0, width - 1)), data.draw(st.integers(0, height - 1))

@@ -273,16 +273,16 @@ def test_cli_09_the_same_input_gives_the_same_bytes(
 ) -> None:
     """Lightning-AI/litData#758, #245: the result depended on the number of workers, and chunks vanished."""
     monkeypatch.setattr(pieces, "LEAST", 1)
-    src = tree(open_folder / "src", {f"{i % 5}/{i}.jpg": jpg(8 + i % 9, 8) for i in range(500)})
-    options = ("-f", fmt, "--shard-size", "50KB", "--quiet")
-    for name, workers in (("one", 1), ("seven", 7), ("again", 7)):
-        if name == "again":  # an hour later
+    src = tree(open_folder / "src", {f"{i % 5}/{i}.jpg": jpg(8 + i % 9, 8) for i in range(200)})
+    options = ("-f", fmt, "--shard-size", "20KB", "--quiet")
+    for name, workers in (("one", 1), ("seven", 7)):
+        if name == "seven":  # an hour later
             for path in src.rglob("*.jpg"):
                 os.utime(path, (path.stat().st_atime, path.stat().st_mtime + 3600))
         assert run("pack", src, open_folder / name, *options, "--workers", workers).code == 0
     with ordinary_user():
         assert run("pack", src, open_folder / "other", *options, "--workers", 1).code == 0
-    assert len({_digest(open_folder / name) for name in ("one", "seven", "again", "other")}) == 1
+    assert len({_digest(open_folder / name) for name in ("one", "seven", "other")}) == 1
 
 
 def test_a_reader_that_goes_away_is_no_fault(photos: Path, tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def _lines(hours: float, **totals: Any) -> list[str]:
     return lines
 
 
-@pytest.mark.parametrize("hours", [0.01, 1, 100])
+@pytest.mark.parametrize("hours", [0.01, 1, 20])
 @pytest.mark.parametrize("totals", [{}, {"total_bytes": 10**9, "total_files": 10**9, "total_samples": 10**9}])
 def test_however_long_a_run_it_writes_few_lines(hours: float, totals: dict[str, int]) -> None:
     lines = _lines(hours, **totals)

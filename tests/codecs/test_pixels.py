@@ -376,7 +376,7 @@ FUZZED = {
 
 @pytest.mark.filterwarnings("ignore::UserWarning:PIL")
 @pytest.mark.parametrize("kind", FUZZED)
-@settings(max_examples=60, suppress_health_check=[HealthCheck.too_slow], deadline=None)
+@settings(suppress_health_check=[HealthCheck.too_slow], deadline=None)
 @given(st.data())
 def test_altered_bytes_decode_or_raise_a_decode_error(kind: str, data: st.DataObject) -> None:
     altered = bytearray(FUZZED[kind])

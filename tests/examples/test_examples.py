@@ -26,7 +26,7 @@ N, GLOBAL_BATCH, EPOCHS, STOP = 61, 8, 2, 3
 
 @dataclass(frozen=True)
 class Example:
-    """How a script is told to stop after STOP steps, and to go on. torchrun: whether it starts the ranks."""
+    """How a script is told to stop after STOP steps, and to go on. torchrun: whether it starts the first ones."""
 
     script: str
     stop: tuple[str, ...] = ("--stop-after", str(STOP))
@@ -60,13 +60,13 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def run(example: Example, ranks: int, out: Path, *arguments: str) -> list[list[list[int]]]:
+def run(example: Example, ranks: int, out: Path, *arguments: str, torchrun: bool = False) -> list[list[list[int]]]:
     """Train to the end or to the stop; the batches that each rank's network got."""
     command = [str(WATCHED), str(out), str(ROOT / "examples" / example.script), "--batch-size", str(GLOBAL_BATCH)]
     command += [*arguments, "--epochs", str(EPOCHS)]
     if example.script == "lightning_trainer.py":
         command += ["--ranks", str(ranks)]
-    (launch.torchrun if example.torchrun else launch.ranks)(ranks, *command)
+    (launch.torchrun if torchrun else launch.ranks)(ranks, *command)
     batches: list[list[list[int]]] = [[] for _ in range(ranks)]
     for file in out.glob("*.jsonl"):
         for line in file.read_text().splitlines():
@@ -82,7 +82,7 @@ def by_step(ranks: list[list[list[int]]]) -> list[list[int]]:
 
 def check_goes_on(example: Example, data: Path, work: Path, before: int, after: int) -> None:
     place = ("--data", str(data), "--checkpoint", str(work / "run"))
-    seen = by_step(run(example, before, work / "first", *place, *example.stop))
+    seen = by_step(run(example, before, work / "first", *place, *example.stop, torchrun=example.torchrun))
     assert [len(step) for step in seen] == [GLOBAL_BATCH] * STOP
     rest = by_step(run(example, after, work / "second", *place, *example.resume))
 

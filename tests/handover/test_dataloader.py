@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gc
 import hashlib
-import resource
 import subprocess
 import sys
 import textwrap
@@ -19,6 +18,7 @@ from torch.utils.data import DataLoader, IterableDataset
 import streamio
 from streamio import SequentialDataset, ShardDataset
 from streamio.handover import leases
+from tests import warm
 from tests.sets import make_set
 
 SIDE = 96  # of a float32 square: a batch of two and more goes in a slot
@@ -129,16 +129,17 @@ def test_channels_first_pictures_stay_channels_last_in_memory(tmp_path: Path) ->
     assert (batch["x"] == torch.arange(8)[:, None, None, None]).all()
 
 
-def python(code: str, *wrapped_in: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [*wrapped_in, sys.executable, "-W", "error", "-W", "ignore:This DataLoader", "-c", textwrap.dedent(code)],
-        capture_output=True, text=True, timeout=60, check=False, **options,
-    )  # fmt: skip
-
-
 def in_small_shm(code: str) -> subprocess.CompletedProcess[str]:
     mount = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
-    return python(code, "unshare", "-rm", "sh", "-c", mount, "sh")
+    python = [sys.executable, "-W", "error", "-W", "ignore:This DataLoader", "-c", textwrap.dedent(code)]
+    return subprocess.run(
+        ["unshare", "-rm", "sh", "-c", mount, "sh", *python], capture_output=True, text=True, timeout=60
+    )
+
+
+def with_few_files(code: str, files: int) -> subprocess.CompletedProcess[str]:
+    limit = f"import resource; resource.setrlimit(resource.RLIMIT_NOFILE, ({files}, {files}))\n"
+    return warm.run(["-c", limit + textwrap.dedent(code)])
 
 
 def test_mem_03_a_small_dev_shm_does_not_matter(tmp_path: Path) -> None:
@@ -160,23 +161,23 @@ def test_mem_03_a_small_dev_shm_does_not_matter(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_mem_04_a_loop_that_keeps_3000_batches_needs_few_open_files(tmp_path: Path) -> None:
+def test_mem_04_a_loop_that_keeps_1000_batches_needs_few_open_files(tmp_path: Path) -> None:
     """pytorch/pytorch#973, #11201, #41465: "received 0 items of ancdata"."""
-    done = python(
+    done = with_few_files(
         f"""
         from torch.utils.data import DataLoader
         from streamio import ShardDataset
-        kept = list(DataLoader(ShardDataset({make_set(tmp_path / "s", 3000, shard_samples=1000)!r}, 1),
+        kept = list(DataLoader(ShardDataset({make_set(tmp_path / "s", 1000, shard_samples=400)!r}, 1),
                                batch_size=None, num_workers=2))
-        assert [int(b["cls"]) for b in kept] == [int(b["x"][0, 2]) for b in kept] == list(range(3000))
+        assert [int(b["cls"]) for b in kept] == [int(b["x"][0, 2]) for b in kept] == list(range(1000))
         """,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)),
+        256,
     )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_mem_04_large_batches_too(tmp_path: Path) -> None:
-    done = python(
+    done = with_few_files(
         f"""
         from torch.utils.data import DataLoader
         from streamio import ShardDataset
@@ -184,7 +185,7 @@ def test_mem_04_large_batches_too(tmp_path: Path) -> None:
         kept = list(DataLoader(dataset, batch_size=None, num_workers=2))
         assert [int(n) for b in kept for n in b["x"][:, 5, 5]] == list(range(600))
         """,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (64, 64)),
+        64,
     )
     assert (done.returncode, done.stderr) == (0, "")
 

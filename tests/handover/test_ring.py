@@ -7,8 +7,6 @@ import logging
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -25,6 +23,7 @@ from streamio import WorkerDied, WorkerError
 from streamio.handover import leases
 from streamio.handover.ring import Handed, SlotRing
 from streamio.types import Alloc
+from tests import warm
 
 SIZE = 100_000
 """Float32 numbers in a batch: more than travels inside a pickle."""
@@ -262,7 +261,7 @@ def test_forks_with_batches_in_hand_leave_no_open_files() -> None:
 
 def test_neither_side_opens_more_files_as_time_goes() -> None:
     counts: dict[int, list[int]] = {os.getpid(): []}
-    for batch in batches(2000, workers=2):
+    for batch in batches(600, workers=2):
         counts[os.getpid()].append(psutil.Process().num_fds())
         counts.setdefault(batch["pid"], []).append(psutil.Process(batch["pid"]).num_fds())
     for pid, numbers in counts.items():
@@ -342,9 +341,7 @@ def test_the_interpreter_ends_in_silence_with_batches_in_its_hands() -> None:
             def __del__(self, b=received(ring.make(numbered(1)))): b.clear()
         late = Late()
     """
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=60, check=False
-    )
+    done = warm.run(["-c", textwrap.dedent(code)])
     assert (done.returncode, done.stderr) == (0, "")
 
 

@@ -8,8 +8,6 @@ import gc
 import os
 import pickle
 import signal
-import subprocess
-import sys
 import textwrap
 import threading
 import time
@@ -23,9 +21,9 @@ import torch
 
 import streamio
 from streamio import ShardDataset, StreamLoader, TransformError, UsageError, WorkerDied, WorkerTimeout
+from tests import warm
 from tests.sets import keys, numbered
 
-ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = 120
 KEYS = [sample["__key__"] for sample in numbered(SAMPLES)]
 
@@ -269,7 +267,6 @@ class TransportSuite:
             except KeyboardInterrupt:
                 print("interrupted")
             """,
-            process_group=0,
         )
         assert done.stdout is not None
         pids = [int(pid) for pid in done.stdout.readline().split()]
@@ -278,19 +275,16 @@ class TransportSuite:
         assert done.returncode == 0 and out.endswith("interrupted\n") and err == ""
         assert not any(map(psutil.pid_exists, pids))
 
-    def _script(self, path: str, body: str, **options: Any) -> subprocess.Popen[str]:
+    def _script(self, path: str, body: str) -> warm.Process:
         lines = textwrap.indent(textwrap.dedent(body), "    ")
         code = (
-            f"import sys; sys.path.insert(0, {str(ROOT)!r})\n"
             "from streamio import ShardDataset, StreamLoader\n"
             "if __name__ == '__main__':\n"
             f"    loader = StreamLoader(ShardDataset({path!r}, 4), **{self.options!r})\n{lines}"
         )
         file = Path(path).parent / f"script-{type(self).__name__}-{abs(hash(body))}.py"
         file.write_text(code)
-        return subprocess.Popen(
-            [sys.executable, str(file)], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, **options
-        )
+        return warm.start([file])
 
 
 SLOWLY = 0.002

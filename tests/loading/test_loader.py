@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import multiprocessing
 import os
-import resource
 import shutil
 import subprocess
 import sys
@@ -21,6 +20,7 @@ import streamio
 from streamio import SequentialDataset, ShardDataset, StreamLoader, TailError, UsageError, WorkerDied, WorkerError
 from streamio.handover.ring import SlotRing
 from streamio.loading import worker
+from tests import warm
 from tests.samples import raw_tar
 from tests.sets import keys, make_set, numbered
 
@@ -219,42 +219,46 @@ OPTIONS: tuple[dict[str, Any], ...] = (
 )  # fmt: skip
 
 
-def _with_each_transport(body: str, *wrapped_in: str, **options: Any) -> subprocess.CompletedProcess[str]:
-    code = (
-        "from streamio import ShardDataset, StreamLoader\n"
+def _with_each_transport(body: str, before: str = "") -> str:
+    return (
+        f"{before}\nfrom streamio import ShardDataset, StreamLoader\n"
         f"for options in {OPTIONS!r}:\n{textwrap.indent(textwrap.dedent(body), '    ')}"
     )
+
+
+def _in_small_shm(code: str) -> subprocess.CompletedProcess[str]:
+    mount = 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"'
     return subprocess.run(
-        [*wrapped_in, sys.executable, "-W", "error", "-c", code],
-        capture_output=True, text=True, timeout=90, check=False, **options,
+        ["unshare", "-rm", "sh", "-c", mount, "sh", sys.executable, "-W", "error", "-c", code],
+        capture_output=True, text=True, timeout=90,
     )  # fmt: skip
 
 
 def test_mem_03_a_small_dev_shm_does_not_matter_to_any_transport(tmp_path: Path) -> None:
     """pytorch/pytorch#5040, #16979: a bus error because /dev/shm has 64 MB in a container."""
-    small = ("unshare", "-rm", "sh", "-c", 'mount -t tmpfs -o size=64m tmpfs /dev/shm && exec "$@"', "sh")
-    if shutil.which("unshare") is None or _with_each_transport("pass", *small).returncode:
+    if shutil.which("unshare") is None or _in_small_shm("pass").returncode:
         pytest.skip("needs the right to mount")
     samples = ({"x": np.full((1000, 1000), i, np.float32)} for i in range(48))
     streamio.write(samples, tmp_path / "s", shard_samples=12)
-    done = _with_each_transport(
+    code = _with_each_transport(
         f"""
         kept = list(StreamLoader(ShardDataset({str(tmp_path / "s")!r}, 6, fields=("x",)), **options))
         assert [int(x) for batch, in kept for x in batch[:, 7, 7]] == list(range(48))
-        """,
-        *small,
+        """
     )
+    done = _in_small_shm(code)
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_mem_04_a_loop_that_keeps_3000_batches_needs_few_open_files(tmp_path: Path) -> None:
+def test_mem_04_a_loop_that_keeps_1000_batches_needs_few_open_files(tmp_path: Path) -> None:
     """pytorch/pytorch#973, #11201, #41465: "received 0 items of ancdata"."""
-    path = make_set(tmp_path / "s", 3000, shard_samples=1000)
-    done = _with_each_transport(
+    path = make_set(tmp_path / "s", 1000, shard_samples=400)
+    code = _with_each_transport(
         f"""
         kept = list(StreamLoader(ShardDataset({path!r}, 1), **options))
-        assert [int(b["cls"]) for b in kept] == [int(b["x"][0, 2]) for b in kept] == list(range(3000))
+        assert [int(b["cls"]) for b in kept] == [int(b["x"][0, 2]) for b in kept] == list(range(1000))
         """,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256)),
+        before="import resource; resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))",
     )
+    done = warm.run(["-c", code], 90)
     assert (done.returncode, done.stderr) == (0, "")

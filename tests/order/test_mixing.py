@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamio.errors import UsageError
@@ -27,7 +27,6 @@ some_weights = st.one_of(
     st.lists(st.sampled_from([0.999, 0.998, 0.0999, 0.001]), min_size=2, max_size=6),
 ).filter(lambda weights: any(weights) and min([w for w in weights if w]) > 2e-6 * sum(weights))
 thousandths = st.lists(st.integers(0, 300), min_size=1, max_size=8).filter(lambda parts: sum(parts) < WINDOW)
-small = settings(max_examples=40)
 
 
 def positions(start: int, stop: int) -> np.ndarray:
@@ -96,7 +95,6 @@ def test_what_is_no_weight_is_refused_with_the_way_out(weights: Any, words: str)
 # Windows.
 
 
-@small
 @given(some_weights, st.integers(0, 3 * WINDOW))
 def test_each_window_has_each_share_rounded_up_or_down(weights: list[float], first: int) -> None:
     schedule, exact = Schedule(len(weights), weights), shares(weights)
@@ -116,7 +114,6 @@ def check_borders(weights: Sequence[float]) -> None:
     assert (table.quotas.sum(axis=1) == WINDOW).all()
 
 
-@small
 @given(some_weights)
 def test_where_windows_meet_each_set_is_within_one_draw_of_its_share(weights: list[float]) -> None:
     """And nothing is owed after 1,000 windows, so that the shares of a long run are exact."""
@@ -139,7 +136,6 @@ def test_extras_of_heavy_and_light_sets_keep_within_one_draw(weights: list[int])
     check_borders(weights)
 
 
-@small
 @given(thousandths, st.integers(0, 10**9))
 def test_shares_in_whole_thousandths_are_exact_in_any_1000_draws(parts: list[int], start: int) -> None:
     parts = [*parts, WINDOW - sum(parts)]
@@ -148,7 +144,6 @@ def test_shares_in_whole_thousandths_are_exact_in_any_1000_draws(parts: list[int
         assert counts(sets[shift : shift + WINDOW], len(parts)).tolist() == parts
 
 
-@small
 @given(some_weights, st.integers(0, 10**6))
 def test_any_1000_draws_have_each_share_rounded_up_or_down(weights: list[float], window: int) -> None:
     """One more at most where a cycle begins: then who has which extra is dealt anew."""
@@ -164,7 +159,6 @@ def test_any_1000_draws_have_each_share_rounded_up_or_down(weights: list[float],
     assert (got >= exact // WINDOW).all() and (got <= -(-exact // WINDOW) + across[:, None]).all()
 
 
-@small
 @given(some_weights, st.integers(0, 10**9))
 def test_short_runs_are_right_to_a_few_draws(weights: list[float], window: int) -> None:
     exact = shares(weights) / MILLION
@@ -186,7 +180,6 @@ def test_no_rank_is_left_with_one_set_where_batches_are_of_one_sample(weights: l
 # Positions.
 
 
-@small
 @given(some_weights, st.integers(1, 700), st.integers(0, 5000), st.data())
 def test_a_set_gives_its_samples_in_turn(weights: list[float], unit: int, start: int, data: st.DataObject) -> None:
     """Set and index of a stretch, against counting one by one; asked for in any order."""
@@ -277,7 +270,6 @@ def test_no_positions_give_nothing() -> None:
 # Schedules of the step.
 
 
-@small
 @given(
     st.integers(1, 6).flatmap(
         lambda k: st.lists(st.lists(st.integers(1, 9), min_size=k, max_size=k), min_size=1, max_size=4)
@@ -297,7 +289,6 @@ def test_each_window_has_the_shares_of_the_step_where_it_begins(
         assert ((got == exact // WINDOW) | (got == -(-exact // WINDOW))).all()
 
 
-@small
 @given(st.lists(st.lists(st.floats(0.001, 1), min_size=5, max_size=5), min_size=1, max_size=9), st.integers(1, 3))
 def test_what_is_owed_under_changing_weights_stays_within_two_draws(weights: list[list[float]], every: int) -> None:
     of = [tuple(shares(each).tolist()) for each in weights]
@@ -360,7 +351,6 @@ def same(one: Schedule, other: Schedule, run: np.ndarray) -> bool:
     return all((a == b).all() for a, b in zip(one.locate(run), other.locate(run), strict=True))
 
 
-@small
 @given(
     some_weights,
     kinds,
@@ -386,7 +376,6 @@ def test_an_anchor_goes_on_exactly(
     assert (schedule.counts_at(at + 7777) == whole.counts_at(at + 7777)).all()
 
 
-@small
 @given(
     some_weights,
     kinds,
@@ -518,7 +507,6 @@ def test_a_schedule_pickles_small_and_the_same(weights: Any) -> None:
 # Lengths.
 
 
-@settings(max_examples=60)
 @given(
     st.lists(st.tuples(st.integers(0, 9), st.integers(1, 3000)), min_size=1, max_size=6).filter(
         lambda sets: any(weight for weight, _ in sets)
@@ -610,7 +598,6 @@ def mixture(
     return MixtureOrder(schedule, first=first, samples=samples, sizes=sizes, offsets=offsets, orders=orders), made
 
 
-@small
 @given(
     st.lists(st.integers(1, 900), min_size=1, max_size=5),
     st.integers(0, 4000),

@@ -99,7 +99,7 @@ GOLDEN_BIG = [1299210865557829388, 433815659266607062, 396485413578980065]
 GOLDEN_KEY = 8232975125425315497
 
 
-@pytest.mark.parametrize("n", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("n", [2, 3, 4, 5, pytest.param(6, marks=pytest.mark.slow)])
 def test_all_orders_of_few_samples_are_equally_likely(n: int) -> None:
     """Chi-square over all n! orders, 30 keys for each; the bound is 5 sigma."""
     counts = dict.fromkeys(permutations(range(n)), 0)

@@ -14,14 +14,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from streamio import Buckets, Draw, Mixture, ShardDataset, TailError, UsageError
 from streamio.shards.manifest import FieldSpec
 from streamio.types import Alloc, ArrayColumn, Column, Rows, new_array
 
-pytestmark = pytest.mark.filterwarnings("ignore:lanes=.*neither divides the other:UserWarning")
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:lanes=.*neither divides the other:UserWarning"),
+    pytest.mark.timeout(400),  # all examples, on a busy machine
+]
 
 
 class Numbers:
@@ -123,7 +126,6 @@ def state_after(case: Case, batch: int, world: int, state: Any, done: int) -> An
     return json.loads(json.dumps(after))
 
 
-@settings(max_examples=80, deadline=None)
 @given(case=cases(tails=["even"]), chain=st.data())
 def test_any_chain_of_stops_and_topologies_gives_every_sample_as_often_as_one_run(
     case: Case, chain: st.DataObject
@@ -160,7 +162,6 @@ def test_any_chain_of_stops_and_topologies_gives_every_sample_as_often_as_one_ru
             assert all(len(set(own[k : k + size])) == len(own[k : k + size]) for k in range(0, len(own), size))
 
 
-@settings(max_examples=80, deadline=None)
 @given(case=cases(), times=st.integers(1, 2), stop=st.floats(0, 1))
 def test_with_the_same_global_batch_any_ranks_have_the_same_steps_from_any_point(
     case: Case, times: int, stop: float

@@ -15,6 +15,7 @@ import pytest
 
 from streamio.errors import InputError, UsageError
 from streamio.packing.pack import pack
+from tests.conftest import FORMATS
 from tests.packing.reading import contents, manifest
 from tests.samples import jpg, tree
 
@@ -124,7 +125,7 @@ def test_pack_10_a_file_that_keeps_changing_harms_no_other(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("locale", [{"LANG": "C.UTF-8"}, {"LC_ALL": "C"}, {"LC_ALL": "C", "PYTHONUTF8": "0"}])
-def test_pack_11_names_that_are_not_utf8(tmp_path: Path, fmt: str, locale: dict[str, str]) -> None:
+def test_pack_11_names_that_are_not_utf8(tmp_path: Path, locale: dict[str, str]) -> None:
     """mxmlnkn/ratarmount#32: UnicodeEncodeError while printing or writing the index."""
     src = os.fsencode(tmp_path / "in")
     os.mkdir(src)
@@ -135,20 +136,23 @@ def test_pack_11_names_that_are_not_utf8(tmp_path: Path, fmt: str, locale: dict[
     code = (
         "import json, sys; from streamio.packing.pack import pack\n"
         "from streamio.packing import pieces; pieces.LEAST = 1\n"
-        "print(json.dumps(pack(sys.argv[1], sys.argv[2], format=sys.argv[3], on_error='skip', workers=2,"
-        " shard_samples=1).to_dict()))"
+        "for fmt in sys.argv[3:]:\n"
+        "    report = pack(sys.argv[1], f'{sys.argv[2]}/{fmt}', format=fmt, on_error='skip', workers=2,"
+        " shard_samples=1)\n"
+        "    print(json.dumps(report.to_dict()))"
     )
     run = subprocess.run(
-        [sys.executable, "-c", code, src, tmp_path / "out", fmt], env={**os.environ, **locale}, capture_output=True
+        [sys.executable, "-c", code, src, tmp_path, *FORMATS], env={**os.environ, **locale}, capture_output=True
     )
     assert run.returncode == 0, run.stderr
-    assert json.loads(run.stdout)["skipped"][0]["path"] == "gone\\xff.jpg"
-    found = contents(tmp_path / "out")
-    assert {os.fsencode(key): fields["jpg"] for key, fields in found.items()} == {
-        b"caf\xe9": b"caf\xe9.jpg", b"\xcf\xf0": b"\xcf\xf0.jpg",
-    }  # fmt: skip
-    json.loads((tmp_path / "out/streamio.json").read_bytes().decode("utf-8"))
-    assert "gone" in (tmp_path / "out/skipped.jsonl").read_bytes().decode("utf-8")
+    for fmt, report in zip(FORMATS, run.stdout.splitlines(), strict=True):
+        assert json.loads(report)["skipped"][0]["path"] == "gone\\xff.jpg"
+        found = contents(tmp_path / fmt)
+        assert {os.fsencode(key): fields["jpg"] for key, fields in found.items()} == {
+            b"caf\xe9": b"caf\xe9.jpg", b"\xcf\xf0": b"\xcf\xf0.jpg",
+        }  # fmt: skip
+        json.loads((tmp_path / fmt / "streamio.json").read_bytes().decode("utf-8"))
+        assert "gone" in (tmp_path / fmt / "skipped.jsonl").read_bytes().decode("utf-8")
 
 
 def test_pack_11_classes_that_are_not_utf8(tmp_path: Path) -> None:

@@ -80,7 +80,7 @@ def _kill_often(tmp_path: Path, kills: int, fmt: str, overwrite: bool, val: floa
 
 @pytest.mark.parametrize(("fmt", "overwrite", "val"), [("tar", False, 0.0), ("tar", True, 0.2)])
 def test_a_killed_pack_leaves_whole_sets_only(tmp_path: Path, fmt: str, overwrite: bool, val: float) -> None:
-    _kill_often(tmp_path, 3, fmt, overwrite, val)
+    _kill_often(tmp_path, 2, fmt, overwrite, val)
 
 
 @pytest.mark.slow

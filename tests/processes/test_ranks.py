@@ -21,7 +21,7 @@ def torchrun(ranks: int, *arguments: str, timeout: float = 100) -> None:
     assert done.returncode == 0, done.stderr[-3000:]
 
 
-@pytest.mark.parametrize("method", ["fork", "spawn"])
+@pytest.mark.parametrize("method", [pytest.param("fork", marks=pytest.mark.slow), "spawn"])
 def test_two_ranks_train_to_the_end_and_see_every_sample_once_an_epoch(tmp_path: Path, method: str) -> None:
     """1009 is a prime; batches of 16; DDP waits for all ranks in every step."""
     path = make_set(tmp_path / "s", 1009, shard_samples=100)

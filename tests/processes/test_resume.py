@@ -9,8 +9,6 @@ import json
 import os
 import random
 import signal
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -22,6 +20,7 @@ import pytest
 
 import streamio
 from streamio import ShardDataset, StreamLoader
+from tests import warm
 from tests.processes.train_resume import PRIME, Training
 from tests.sets import make_set, numbered
 
@@ -38,17 +37,16 @@ class Ranks:
 
     def __init__(self, training: Training, world_size: int) -> None:
         self.training = training
-        self._processes: list[subprocess.Popen[bytes]] = []
+        self._processes: list[warm.Process] = []
         for rank in range(world_size):
             facts = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": world_size, "LOCAL_WORLD_SIZE": world_size}
+            environment = {**os.environ, **{name: str(value) for name, value in facts.items()}}
             with open(self._file(rank, "err"), "wb") as errors:
-                self._processes.append(
-                    subprocess.Popen(
-                        [sys.executable, str(TRAIN), training.to_json()],
-                        stderr=errors, process_group=self.group if rank else 0,
-                        env={**os.environ, **{name: str(value) for name, value in facts.items()}},
-                    )
+                process = warm.start(
+                    [TRAIN, training.to_json()], env=environment, group=self.group if rank else 0,
+                    stdout=1, stderr=errors.fileno(),
                 )  # fmt: skip
+            self._processes.append(process)
 
     @property
     def group(self) -> int:

@@ -17,7 +17,7 @@ def main() -> None:
     path, out, method = sys.argv[1:]
     # Made before the process group: the rank is read when iteration starts.
     dataset = ShardDataset(path, 16, fields=("x", "cls"), shuffle=True)
-    loader = StreamLoader(dataset, num_workers=2, context=method)
+    loader = StreamLoader(dataset, num_workers=2 if method == "fork" else 1, context=method)  # spawn takes its time
     dist.init_process_group("gloo")
     model = DistributedDataParallel(torch.nn.Linear(3, 1))
     optimiser = torch.optim.SGD(model.parameters(), lr=1e-9)

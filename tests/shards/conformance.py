@@ -42,7 +42,6 @@ ODD_KEYS = (
 
 _contract = settings(
     deadline=None,
-    max_examples=40,
     # Each format runs the inherited property with its own class; that is the point of the suite.
     suppress_health_check=[HealthCheck.differing_executors, HealthCheck.too_slow],
 )

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 import streamio
@@ -69,7 +69,6 @@ def test_rows_of_a_table_come_after_those_of_the_tables_before(table: Concat, se
     assert numbers.dtype == local.dtype == np.int64
 
 
-@settings(max_examples=40)
 @given(numbers=st.lists(st.integers(0, 88), max_size=40))
 def test_values_and_keys_come_in_the_order_of_the_rows_repeats_included(table: Concat, numbers: list[int]) -> None:
     wanted = wanted_of(numbers)

@@ -9,7 +9,7 @@ from pathlib import Path
 import lmdb
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamio.errors import CorruptShard, UsageError
@@ -143,7 +143,6 @@ class TestLmdb(FormatContract):
     commits=st.integers(1, 4),
     deleted=st.integers(0, 50),
 )
-@settings(deadline=None, max_examples=60)
 def test_the_walk_finds_what_the_library_finds(
     tmp_path_factory: pytest.TempPathFactory, table: dict[bytes, bytes], commits: int, deleted: int
 ) -> None:

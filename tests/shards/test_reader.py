@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamio.errors import BadIndex, CorruptShard, MissingShard, UsageError
@@ -173,7 +173,6 @@ def test_hdf_03_reads_a_file_that_another_process_has_locked(tmp_path: Path) -> 
         other.communicate(b"\n")
 
 
-@settings(max_examples=60, deadline=None)
 @given(data=st.data())
 def test_gather_equals_row_by_row(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     path = tmp_path_factory.mktemp("any") / "a"

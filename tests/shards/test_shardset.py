@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamio.errors import BadManifest, CorruptShard, MissingShard, ShardError, UsageError
@@ -24,7 +24,7 @@ from streamio.shards import opened as module
 from streamio.shards.shardset import ShardSet, open_shards
 from streamio.types import ArrayColumn, ListColumn, new_array
 from tests.samples import jpg, tree
-from tests.shards.packed import numbered, pack_set
+from tests.shards.packed import labels_of, numbered, pack_set
 
 N = 47
 
@@ -343,30 +343,18 @@ def test_a_set_packed_again_is_noticed_by_its_copies(tmp_path: Path) -> None:
         len(pickle.loads(data))
 
 
-def _labels(opened: ShardSet, wanted: np.ndarray) -> list[int]:
-    out: list[int] = []
-    for _ in range(5):
-        got = opened.gather(wanted, ["x", "cls", "raw"])
-        x, cls = got["x"], got["cls"]
-        assert isinstance(x, ArrayColumn) and isinstance(cls, ArrayColumn)
-        assert (x.values[:, 0] == cls.values).all()
-        assert all(bytes(v).endswith(b"%d" % c) for v, c in zip(got["raw"].values, cls.values, strict=True))  # type: ignore[arg-type]
-        out = cls.values.tolist()
-    return out
-
-
 @pytest.mark.parametrize("start", ["fork", "spawn"])
 def test_hdf_01_a_set_used_before_the_fork_is_right_in_its_children(opened: ShardSet, start: str) -> None:
     """pytorch/pytorch#11887; h5py/h5py#934: a file opened before the fork gave wrong numbers at random."""
     opened[0], opened[N - 1]
     orders = [np.random.default_rng(i).permutation(N) for i in range(4)]
     with multiprocessing.get_context(start).Pool(2) as pool:
-        found = pool.starmap(_labels, [(opened, order) for order in orders])
+        found = pool.starmap(labels_of, [(opened, order) for order in orders])
     assert found == [order.tolist() for order in orders]
 
 
 def _read_and_close(opened: ShardSet) -> None:
-    _labels(opened, np.arange(N))
+    labels_of(opened, np.arange(N))
     assert opened.stats().open
     opened.close()
 
@@ -385,7 +373,7 @@ def test_a_fork_while_a_thread_holds_the_lock_does_not_hang(opened: ShardSet, us
 def test_open_shards_are_bounded_and_views_outlive_them(folders: dict[str, Path], fmt: str) -> None:
     opened = open_shards(folders[fmt], max_open=2)
     held = opened.gather(np.arange(N), ["raw"])["raw"]
-    assert _labels(opened, np.arange(N)[::-1].copy()) == list(range(N))[::-1]
+    assert labels_of(opened, np.arange(N)[::-1].copy()) == list(range(N))[::-1]
     now = opened.stats()
     assert now.open == 2 and now.opens > 10 and now.evictions == now.opens - 2 and now.mapped_bytes > 0
     assert [plain(v) for v in held.values] == [s["raw"] for s in numbered(N)]
@@ -411,7 +399,7 @@ def test_threads_read_together(folders: dict[str, Path], fmt: str) -> None:
     opened = open_shards(folders[fmt], max_open=1)
     found: list[list[int]] = []
     orders = [np.random.default_rng(i).permutation(N) for i in range(4)]
-    threads = [threading.Thread(target=lambda o=o: found.append(_labels(opened, o))) for o in orders]
+    threads = [threading.Thread(target=lambda o=o: found.append(labels_of(opened, o))) for o in orders]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -595,7 +583,6 @@ def test_opening_reads_the_manifest_and_no_shard(folders: dict[str, Path], fmt: 
     assert json.loads((folders[fmt] / "streamio.json").read_bytes())["samples"] == N
 
 
-@settings(max_examples=40, deadline=None)
 @given(data=st.data())
 def test_gather_equals_row_by_row(tmp_path_factory: pytest.TempPathFactory, data: st.DataObject) -> None:
     fmt = data.draw(st.sampled_from(["tar", "lmdb", "hdf5"]))

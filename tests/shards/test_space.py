@@ -45,7 +45,6 @@ def test_more_rows_than_are_picked_at_once_come_whole() -> None:
 @given(
     st.lists(st.one_of(st.integers(0, 40), st.integers(200, 1100), st.sampled_from([256, 1024, 5000])), max_size=30)
 )
-@settings(max_examples=60)
 def test_spans_of_any_lengths_go_where_they_belong_and_nowhere_else(sizes: list[int]) -> None:
     rng = np.random.default_rng(len(sizes))
     source, out = rng.integers(1, 256, 9000, np.uint8), np.zeros(sum(sizes) + 2 * len(sizes) + 1, np.uint8)

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import pytest
 import webdataset
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from streamio.errors import CorruptShard, ShardWarning, UsageError
@@ -114,7 +114,6 @@ class TestTar(FormatContract):
         assert set(index.fields) == {"X.npy", "x.npy"}
 
     @given(key=raw_keys)
-    @settings(deadline=None)
     def test_escaping_is_undone_and_leaves_no_dot_to_split_at(self, key: bytes) -> None:
         name = escape(key)
         assert os.fsencode(unescape(os.fsdecode(name))) == key
@@ -361,7 +360,6 @@ names = st.lists(part, min_size=1, max_size=3).map("/".join)
     members=st.dictionaries(names, st.binary(max_size=600), min_size=1, max_size=8),
     fmt=st.sampled_from([tarfile.USTAR_FORMAT, tarfile.GNU_FORMAT, tarfile.PAX_FORMAT]),
 )
-@settings(deadline=None, max_examples=150)
 def test_foreign_tars_hold_the_samples_that_webdataset_finds(members: dict[str, bytes], fmt: int) -> None:
     """Except files without a name before the dot (`x/.rc`), which WebDataset joins to their folder."""
     by_key: dict[str, dict[str, bytes]] = {}
