@@ -10,6 +10,9 @@ import typer
 from benchmarks import caching, modes, order, profile, shuffle
 from benchmarks.environment import DEFAULT_FOLDER, UnavailableError
 from benchmarks.shuffle import PEERS
+from benchmarks.sources import page as sources_page
+from benchmarks.sources import session as sources
+from benchmarks.sources.session import KINDS
 from benchmarks.speed import page
 from benchmarks.speed.peers import SCRIPTS
 from benchmarks.speed.results import Results
@@ -118,6 +121,35 @@ def order_command(
 def cache_command(samples: Annotated[int, typer.Option(help="Pictures of the set.")] = 1000) -> None:
     """What a cache of decoded pictures saves, beside packing them smaller or decoded."""
     caching.report(samples)
+
+
+@app.command("sources")
+def sources_command(
+    quick: Annotated[bool, typer.Option("--quick", help="Fewer rows, one round; writes no page.")] = False,
+    env: Env = DEFAULT_FOLDER,
+    work: Work = None,
+    rows: Annotated[int | None, typer.Option(min=1000, help="Of each kind; 500,000, or 50,000 if quick.")] = None,
+    rounds: Annotated[int | None, typer.Option(min=1, help="Times that each cell runs; 3, or 1 if quick.")] = None,
+    seconds: Annotated[float, typer.Option(help="That a cell is timed, in whole epochs.")] = 2.0,
+    kind: Annotated[
+        list[str] | None, typer.Option(help=f"Only these (repeat the option): {', '.join(KINDS)}.")
+    ] = None,
+    out: Annotated[Path, typer.Option(help="The page that the tables go into.")] = DOCS / "sources.md",
+) -> None:
+    """How fast lines and rows of databases become batches: streamio, loops by hand, Hugging Face datasets.
+
+    Prints tables; a full run of all kinds also puts them into the page. Exit code 1 if one of streamio's own cells
+    failed its check; goals are only told.
+    """
+    options = sources.Options(
+        env=env, work=work or env / "work" / "sources", rows=rows or (50_000 if quick else 500_000),
+        rounds=rounds or (1 if quick else 3), seconds=seconds, kinds=tuple(kind or KINDS),
+    )  # fmt: skip
+    results = sources.Session(options).run()
+    print(sources_page.show(results))
+    if not (quick or kind):
+        sources_page.write(results, out)
+    raise typer.Exit(1 if any(run.role == "ours" for run in results.problems) else 0)
 
 
 @app.command("shuffle")

@@ -70,13 +70,15 @@ def tree_bytes(pid: int) -> tuple[int, int]:
     return own, mapped
 
 
-def run_cell(python: str, action: str, arguments: Sequence[str], timeout: float) -> dict[str, Any]:
-    """Run `benchmarks.speed.cell` and give what it found, with the most memory that it held ("memory", "mapped").
+def run_cell(
+    python: str, action: str, arguments: Sequence[str], timeout: float, module: str = "benchmarks.speed.cell"
+) -> dict[str, Any]:
+    """Run a cell and give what it found, with the most memory that it held ("memory", "mapped").
 
     Raises UnavailableError if it fails or takes longer than `timeout` seconds. Nothing of it lives on, then or
     after an interruption.
     """
-    command = [python, "-m", "benchmarks.speed.cell", action, *arguments]
+    command = [python, "-m", module, action, *arguments]
     with tempfile.TemporaryFile("w+") as errors, started(command, errors) as process:
         timer = threading.Timer(timeout, end_group, [process])
         timer.start()

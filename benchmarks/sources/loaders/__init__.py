@@ -1,0 +1,1 @@
+"""Who takes part: each file runs in one environment and has `loop(job)`."""
