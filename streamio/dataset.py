@@ -31,6 +31,7 @@ from streamio.caching.keyed import CacheOptions
 from streamio.codecs import MAX_PIXELS
 from streamio.errors import UsageError
 from streamio.growth import Growth
+from streamio.order.announced import Announced, AnnouncedPlan
 from streamio.order.balance import Draw, Lots
 from streamio.order.base import Order
 from streamio.order.columns import Columns
@@ -269,7 +270,8 @@ class ShardDataset(BatchStream):
                 "many lanes. Give a multiple of the ranks or of the nodes",
                 self._warned,
             )
-        return self._plan_with(self.tail, world, epoch, start)
+        plan = self._plan_with(self.tail, world, epoch, start)
+        return AnnouncedPlan(plan, self.table) if isinstance(self.table, Announced) else plan
 
     def _plan_with(self, tail: Tail, world: World, epoch: int, start: Start) -> EpochPlan:
         size, ranks, lanes = self.batch_size, world.world_size, self.ordering.lanes

@@ -303,9 +303,22 @@ class BatchStream(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         caller = sys._getframe(1)
         self._check_caller(caller)
+        if self.marks_batches and this_worker() is None:
+            return self._marked_here()
         ring = self._own_ring() if _hands_over(caller) else None
         batches = Batches(self, self._plan_of(self._epochs.begin()), self._world(), ring)
         return batches if self.in_any_order else (batch for batch in batches)
+
+    def _marked_here(self) -> Iterator[Any]:
+        """The batches of an epoch, all made here: each is delivered as it is made."""
+        at = self.begin_epoch()
+        for rows in self.share(at):
+            if rows is None:
+                continue
+            batch, mark = self.make_seeded(at, rows)
+            self.delivered(mark)
+            yield batch
+        self.epoch_ended()
 
     def _check_caller(self, caller: FrameType) -> None:
         """Raise UsageError for a loader that would not do what it seems to."""

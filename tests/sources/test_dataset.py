@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from streamio import Fill, SourceDataset, StreamLoader, UsageError
@@ -205,3 +206,12 @@ def test_fewer_steps_than_an_epoch_has_had_end_it() -> None:
     assert len(second.dataset) == 0 and list(second) == []
     came += [batch[0].tolist() for batch in second]
     assert list(chain(*came)) == list(range(35))
+
+
+def test_a_loop_over_the_data_set_itself_goes_on_in_the_next_epoch_and_has_a_state() -> None:
+    data = SourceDataset(Ticking((0.001,)), 5, steps=3, fields=("number",))
+    came = [batch[0].tolist() for _ in range(2) for batch in DataLoader(data, batch_size=None)]
+    other = SourceDataset(Ticking((0.001,)), 5, steps=3, fields=("number",))
+    other.load_state_dict(data.state_at(0))
+    came += [batch[0].tolist() for batch in other]
+    assert list(chain(*came)) == list(range(45))

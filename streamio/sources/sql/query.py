@@ -96,11 +96,10 @@ class Paging:
         """Expressions that fetch the key, by names that no field has."""
         return {key_name(i): part.read for i, part in enumerate(self.parts)}
 
-    def between(self, first: Sequence[Any], last: Sequence[Any]) -> tuple[str, list[Any]]:
-        """(condition, parameters): from one key to another one, both with."""
-        given: list[Any] = []
+    def between(self, first: Sequence[Any], last: Sequence[Any], given: list[Any]) -> str:
+        """The condition: from one key to another one, both with. Its parameters are added to those given."""
         low = self._beyond(first, ">", given)
-        return f"{low} AND {self._beyond(last, '<', given)}", given
+        return f"{low} AND {self._beyond(last, '<', given)}"
 
     def _beyond(self, key: Sequence[Any], sign: str, given: list[Any]) -> str:
         """At the key or on its other side. Not as a row value: few databases use an index for one."""

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -34,6 +35,15 @@ VANISHED, APPEARED = "vanished", "appeared"
 """What is counted: rows that were there when the table was looked at and are gone when they are read, and others
 that came between two that are read."""
 
+_AT_ONCE, _MOST_ROWS = 4 << 20, 1 << 14
+"""Bytes, and rows, that one query brings for the batches that come next: enough for its fixed cost not to count."""
+
+_GROUPS = 4
+"""Of such batches that are kept: threads may still make those of the one before."""
+
+_RANGES = 64
+"""Ranges of rows that one query asks for."""
+
 _GAP = 32
 """Rows that are read along with their neighbours rather than asked for apart."""
 
@@ -48,6 +58,27 @@ class _Fetched:
     rows: Rows
     table: Any
     gone: frozenset[int]
+
+    def has(self, rows: Rows, fields: Sequence[str]) -> bool:
+        return set(fields) <= set(self.table.column_names) and _has_all(self.rows, rows)
+
+
+class _Coming:
+    """Rows that are read when the first of them is asked for, by whichever thread that does."""
+
+    def __init__(self, rows: Rows) -> None:
+        self.rows = rows
+        self._lock = threading.Lock()
+        self._fetched: _Fetched | None = None
+
+    def fetched(
+        self, rows: Rows, fields: Sequence[str], read: Callable[[Rows, Sequence[str]], _Fetched]
+    ) -> _Fetched:
+        with self._lock:
+            if self._fetched is None or not self._fetched.has(rows, fields):
+                self._fetched = None
+                self._fetched = read(self.rows, fields)
+            return self._fetched
 
 
 class SqlTable:
@@ -81,6 +112,8 @@ class SqlTable:
         self._connections = Connections(self._reading)
         self._last = threading.local()
         self._warned: set[str] = set()
+        self._coming: deque[_Coming] = deque(maxlen=_GROUPS)
+        self._row_bytes = 0
         self._light: set[str] = set()  # small fields that were asked for: they come along with others
 
     def _scan(self) -> Scan:
@@ -142,6 +175,15 @@ class SqlTable:
         """How many rows vanished, and how many others were seen between those that are read; of all workers."""
         return self._counts.totals()
 
+    @property
+    def rows_at_once(self) -> int:
+        """How many rows a query should bring, by what those took that were read so far; 0 before any was."""
+        return 0 if not self._row_bytes else min(_MOST_ROWS, _AT_ONCE // self._row_bytes)
+
+    def announce(self, rows: Rows) -> None:
+        """These rows are asked for next, in parts: the first part brings all of them."""
+        self._coming.append(_Coming(np.unique(rows)))
+
     def gather(self, rows: Rows, fields: Sequence[str], alloc: Alloc = new_array) -> dict[str, Column]:
         """The fields of these rows, in this order, repeats included.
 
@@ -189,8 +231,19 @@ class SqlTable:
     def _fetched(self, rows: Rows, fields: Sequence[str]) -> _Fetched:
         """What was read last in this thread where it has all of these, else what is read now."""
         last: _Fetched | None = getattr(self._last, "fetched", None)
-        if last is not None and set(fields) <= set(last.table.column_names) and _has_all(last.rows, rows):
+        if last is not None and last.has(rows, fields):
             return last
+        for coming in reversed(self._coming):
+            if _has_all(coming.rows, rows):
+                fetched = coming.fetched(rows, fields, self._read_now)
+                break
+        else:
+            self._last.fetched = None
+            fetched = self._read_now(rows, fields)
+        self._last.fetched = fetched
+        return fetched
+
+    def _read_now(self, rows: Rows, fields: Sequence[str]) -> _Fetched:
         if self._closed or not self._found.keys.are_here:
             raise UsageError(
                 "the table was closed" if self._closed else "a copy of the table that was not made for a worker",
@@ -199,9 +252,8 @@ class SqlTable:
         wanted = rows if (np.diff(rows) > 0).all() else np.unique(rows)
         read = [name for name in self._found.columns if name in fields or name in self._light]
         self._light |= {name for name in read if self._found.columns[name].type.kind != "bytes"}
-        self._last.fetched = None
         fetched = self._connections.use(lambda connection: self._read(connection, wanted, read))
-        self._last.fetched = fetched
+        self._row_bytes = max(self._row_bytes, fetched.table.nbytes // max(1, len(fetched.rows)))
         return fetched
 
     def _read(self, connection: Connection, rows: Rows, fields: Sequence[str]) -> _Fetched:
@@ -212,35 +264,50 @@ class SqlTable:
             return _Fetched(rows, self._select(connection, fields, "1 = 0", ()), frozenset())
         tables, runs = [], _runs(rows)
         scattered = np.ones(len(rows), np.bool_)
+        for start in range(0, len(runs), _RANGES):
+            some = runs[start : start + _RANGES]
+            ends = [[[column[i].as_py() for column in keys] for i in (begin, end - 1)] for begin, end in some]
+            tables.append(self._select_ranges(connection, fields, ends))
         for begin, end in runs:
-            first, last = ([column[i].as_py() for column in keys] for i in (begin, end - 1))
-            between = self._found.paging.between(first, last)
-            tables.append(self._select(connection, fields, *between, order=self._found.paging.order))
             scattered[begin:end] = False
         at = np.flatnonzero(scattered)
         most = self._found.paging.most
         for start in range(0, len(at), most):
-            some = [column.take(at[start : start + most]).to_pylist() for column in keys]
-            tables.append(self._select(connection, fields, *self._found.paging.among(some)))
+            values = [column.take(at[start : start + most]).to_pylist() for column in keys]
+            tables.append(self._select(connection, fields, *self._found.paging.among(values)))
         found = tables[0] if len(tables) == 1 else pa.concat_tables(tables, promote_options="permissive")
         found_keys = [plain_key(found[key_name(i)], column.type) for i, column in enumerate(keys)]
         if all(map(_are_equal, found_keys, keys)):
             return _Fetched(rows, found, frozenset())
         place = places(keys, found_keys)
         gone = np.flatnonzero(place < 0)
-        found_in = zip(runs, tables, strict=False)  # the tables of the runs come first
-        self._note(len(gone), sum(_new_rows(rows[a:b], place[a:b], table) for (a, b), table in found_in))
+        in_runs = sum(table.num_rows for table in tables[: -(-len(runs) // _RANGES)])  # these come first
+        known = sum(_known_rows(rows[begin:end], place[begin:end]) for begin, end in runs)
+        self._note(len(gone), max(0, in_runs - known))
         table = found.take(pa.array(place, mask=place < 0) if len(gone) else place)
         return _Fetched(rows, table, frozenset(gone.tolist()))
+
+    def _select_ranges(self, connection: Connection, fields: Sequence[str], ends: Sequence[Sequence[Any]]) -> Any:
+        """The rows between each pair of keys, one query for all: a planner that knows nothing of the table takes
+        the index for one range, and may not for several that are joined by OR."""
+        given: list[Any] = []
+        conditions = [self._found.paging.between(first, last, given) for first, last in ends]
+        order = self._found.paging.order
+        if len(conditions) == 1:
+            return self._select(connection, fields, conditions[0], given, order=order)
+        parts = (self._sql(fields, condition, order) for condition in conditions)
+        return connection.table(" UNION ALL ".join(f"SELECT * FROM ({part}) AS r" for part in parts), given)
 
     def _select(
         self, connection: Connection, fields: Sequence[str], condition: str, given: Sequence[Any], order: Any = ()
     ) -> Any:
         """The columns and the key of the rows that match."""
+        return connection.table(self._sql(fields, condition, order), given)
+
+    def _sql(self, fields: Sequence[str], condition: str, order: Any) -> str:
         paging = self._found.paging
         expressions = {name: self._found.columns[name].sql for name in fields} | paging.read
-        sql = self.request.query.select(named(paging.dialect, expressions), condition, order=order)
-        return connection.table(sql, given)
+        return self.request.query.select(named(paging.dialect, expressions), condition, order=order)
 
     def _note(self, gone: int, extra_rows: int) -> None:
         """Count rows that are gone or new, and say so once in a process."""
@@ -265,7 +332,7 @@ class SqlTable:
             self._held = None
 
     def __getstate__(self) -> dict[str, Any]:
-        left = ("columns", "_connections", "_last", "_warned", "_light", "_held")
+        left = ("columns", "_connections", "_last", "_warned", "_light", "_held", "_coming")
         return {name: value for name, value in self.__dict__.items() if name not in left}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -316,11 +383,9 @@ def _vanished() -> StreamioError:
     )
 
 
-def _new_rows(rows: Rows, place: NDArray[np.int64], found: Any) -> int:
-    """How many rows there are between the first and the last of these, beyond those that were there before."""
-    others = int(rows[-1] - rows[0]) + 1 - len(rows)
-    known = int((place >= 0).sum()) + others
-    return max(0, int(found.num_rows) - known)
+def _known_rows(rows: Rows, place: NDArray[np.int64]) -> int:
+    """How many rows there are between the first and the last of these, of those that were there before."""
+    return int((place >= 0).sum()) + int(rows[-1] - rows[0]) + 1 - len(rows)
 
 
 def _runs(rows: Rows) -> list[tuple[int, int]]:

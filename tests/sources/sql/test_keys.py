@@ -112,7 +112,8 @@ KEYS = st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4), st.integers(0, 4
 def test_a_range_of_several_columns_is_that_of_tuples(ends: list[tuple[int, ...]], columns: int) -> None:
     parts = tuple(KeyPart(name=n, sql=n, read=n) for n in "abc"[:columns])
     first, last = (end[:columns] for end in ends)
-    condition, given_values = Paging(DIALECTS["sqlite"], parts).between(first, last)
+    given_values: list[Any] = []
+    condition = Paging(DIALECTS["sqlite"], parts).between(first, last, given_values)
     expression = condition.replace("?", "{}").format(*given_values)
     expression = expression.replace("AND", "and").replace("OR", "or")
     for row in np.ndindex(*[5] * columns):
