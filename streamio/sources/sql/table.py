@@ -7,7 +7,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import pairwise
 from typing import Any
@@ -26,7 +26,7 @@ from streamio.sources.sql.keys import places, plain_key
 from streamio.sources.sql.query import key_name, named
 from streamio.sources.sql.scan import Request, Scan, scan
 from streamio.sources.sql.snapshot import HeldSnapshot, within
-from streamio.types import Alloc, ArrayColumn, Column, Rows, new_array
+from streamio.types import Alloc, ArrayColumn, Column, ListColumn, NullableColumn, Rows, new_array
 from streamio.world import SharedCounts
 
 _log = logging.getLogger("streamio")
@@ -52,12 +52,19 @@ _GAP = 32
 class _Fetched:
     """Rows of the table, ascending and each once, with the columns that were read; gone ones are NULL.
 
-    gone: indices of rows that are no more there.
+    gone:   indices of rows that are no more there.
+    values: of the fields that were asked for, and an error for each that does not fit. Made once for all batches.
     """
 
     rows: Rows
     table: Any
     gone: frozenset[int]
+    values: dict[str, tuple[Column, dict[int, StreamioError]]] = field(default_factory=dict)
+
+    def column(self, name: str, kind: SqlColumn) -> tuple[Column, dict[int, StreamioError]]:
+        if name not in self.values:
+            self.values[name] = kind.values(self.table[name], name)
+        return self.values[name]
 
     def has(self, rows: Rows, fields: Sequence[str]) -> bool:
         return set(fields) <= set(self.table.column_names) and _has_all(self.rows, rows)
@@ -192,16 +199,15 @@ class SqlTable:
         rows = self._checked(rows)
         fetched = self._fetched(rows, fields)
         at = np.searchsorted(fetched.rows, rows)
-        taken = fetched.table.select(list(fields))
-        if len(at) != len(fetched.rows) or (np.diff(at) != 1).any():
-            taken = taken.take(at)
+        together = _together(at)
         places = at.tolist() if fetched.gone else []
         gone: dict[int, StreamioError] = {i: _vanished() for i, place in enumerate(places) if place in fetched.gone}
         columns = {}
         with where(path=self.database.shown, table=self.request.query.shown):
             for name in fields:
-                column, bad = self._found.columns[name].values(taken[name], name)
-                columns[name] = _in_memory(with_errors(column, {**bad, **gone}), alloc)
+                column, bad = fetched.column(name, self._found.columns[name])
+                here = {i: bad[place] for i, place in enumerate(at.tolist()) if place in bad} if bad else {}
+                columns[name] = with_errors(_taken(column, at, together, alloc), {**here, **gone})
         return columns
 
     def column(self, name: str) -> NDArray[Any]:
@@ -403,10 +409,20 @@ def _are_equal(one: Any, other: Any) -> bool:
     return bool(one.equals(other))
 
 
-def _in_memory(column: Column, alloc: Alloc) -> Column:
-    """The column with its array in memory of the batch."""
-    if not isinstance(column, ArrayColumn) or alloc is new_array:
-        return column
-    values = alloc(column.values.shape, column.values.dtype)
-    values[...] = column.values
-    return ArrayColumn(values)
+def _together(at: Rows) -> slice | None:
+    """The slice that these indices are, if they are one."""
+    if not len(at) or int(at[-1]) - int(at[0]) + 1 != len(at) or (np.diff(at) != 1).any():
+        return None
+    return slice(int(at[0]), int(at[-1]) + 1)
+
+
+def _taken(column: Column, at: Rows, together: slice | None, alloc: Alloc) -> Column:
+    """These rows of a column, in memory of the batch. together: the same as a slice."""
+    rows: Any = at if together is None else together
+    if isinstance(column, ArrayColumn):
+        values = alloc((len(at), *column.values.shape[1:]), column.values.dtype)
+        values[...] = column.values[rows]
+        return ArrayColumn(values)
+    if isinstance(column, NullableColumn):
+        return NullableColumn(column.values[rows].copy(), column.lacking[rows].copy())
+    return ListColumn([column.values[row] for row in at.tolist()] if together is None else column.values[rows])
