@@ -185,13 +185,15 @@ def test_each_worker_needs_a_partition_and_says_so_before_the_first_batch(
         next(iter(of_rank))
 
 
-def test_a_plain_dataloader_reads_one_epoch(disk: Path) -> None:
+def test_a_plain_dataloader_reads_one_epoch_and_further_ones_without_workers(disk: Path) -> None:
     loader = DataLoader(mixture(disk), batch_size=None, num_workers=2)
     check(take(loader, 20))
     finite = DataLoader(mixture(disk, stop=40), batch_size=None)
-    check([batch[0].tolist() for batch in finite])
+    check([batch[0].tolist() for _ in range(2) for batch in finite])
+    worked = DataLoader(mixture(disk, stop=40), batch_size=None, num_workers=1, persistent_workers=True)
+    assert len(list(worked)) == 5
     with pytest.raises(UsageError, match="no cursors to go on from"):
-        list(finite)
+        list(worked)
 
 
 def test_what_sources_cannot_do_in_a_mixture_is_refused(disk: Path) -> None:

@@ -49,7 +49,7 @@ class SqlDataset(ShardDataset):
                 a DB-API driver (MySQL, MariaDB and others), which every worker calls.
     batch_size: rows of one batch on one rank.
     table:      name of a table or view, as the database writes it; "schema.table" too.
-    query:      instead of a table, a SELECT; it is run again for every batch, with a condition on the key.
+    query:      instead of a table, a SELECT; it is run again for every few batches, with a condition on the key.
     key:        name of a column, or several, by which each row is known and found again: unique, never NULL.
     columns:    names of the columns to read, or {field: SQL expression}. None: all.
     where:      SQL condition: only rows that match. SQL is run as it stands: never make it of what others typed.
