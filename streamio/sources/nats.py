@@ -21,9 +21,8 @@ import xxhash
 
 from streamio.errors import StorageError, UsageError
 from streamio.order.plan import check_count
-from streamio.sources.base import Chunk, Cursor, Partition, Source, Work
+from streamio.sources.base import Chunk, Cursor, Partition, Work
 from streamio.sources.dataset import SourceDataset, SourceOptions
-from streamio.sources.fieldtypes import FieldType
 from streamio.sources.hidden import Address
 from streamio.sources.messages import Parse, message_reader
 from streamio.sources.natswire import (
@@ -38,6 +37,7 @@ from streamio.sources.natswire import (
     pending,
 )
 from streamio.sources.retries import RETRY_FOR, LostConnection
+from streamio.sources.streams import MessageStreams
 
 _log = logging.getLogger("streamio")
 _FACTS = {"subject": "str", "sequence": "int64", "timestamp": "timestamp[us]", "headers": "json"}
@@ -97,8 +97,10 @@ class NatsDataset(SourceDataset):
         super().__init__(source, batch_size, **options)
 
 
-class NatsStream(Source):
+class NatsStream(MessageStreams):
     """Messages of a stream; see `NatsDataset`."""
+
+    server: NatsServer
 
     def __init__(
         self, server: NatsServer, stream: str, subjects: str | Sequence[str] | None, *, parse: Parse,
@@ -113,10 +115,6 @@ class NatsStream(Source):
         self._reader = message_reader(parse, types, meta, _FACTS, self._first, stream)
 
     @property
-    def fields(self) -> Mapping[str, FieldType]:
-        return self._reader.fields
-
-    @property
     def fingerprint(self) -> str:
         ends = "follow" if self.endless else f"splits={self._splits}"
         return f"nats {' '.join((self.stream, *self.subjects))} ({ends})"
@@ -124,23 +122,9 @@ class NatsStream(Source):
     def partitions(self) -> Sequence[Partition]:
         return self.server.ask(self._followed if self.endless else self._ranges)
 
-    def count(self, partition: Partition, cursor: Cursor) -> int:
-        return int(partition.facts["rows"]) - int(cursor[1])
-
-    def read(self, work: Work) -> Iterator[Chunk | None]:
-        with closing(self.server.connection(work.stopped)) as connection:
-            if self.endless:
-                yield from self._follow(connection, work)
-                return
-            for partition, cursor in work.partitions:
-                yield from self._range(connection, partition, cursor, work)
-
-    def commit(self, cursors: Mapping[str, Cursor]) -> None:
-        if self._group is None:
-            raise UsageError("commit() without a group", fix="Give group=, the name of a place on the server")
-        places = {self._key(name): cursor if self.endless else cursor[0] for name, cursor in cursors.items()}
-
-        self.server.ask(lambda js: keep_places(js, places))
+    def _keep(self, places: Mapping[str, Any]) -> None:
+        kept = {self._key(name): place for name, place in places.items()}
+        self.server.ask(lambda js: keep_places(js, kept))
 
     def _key(self, partition: str) -> str:
         """Where the group keeps the place of a partition. Subjects have signs that a key may not have."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing
 from itertools import pairwise
 from typing import Any, Unpack
 
@@ -18,13 +17,13 @@ from numpy.typing import NDArray
 
 from streamio.errors import StorageError, UsageError
 from streamio.order.plan import check_count
-from streamio.sources.base import Chunk, Cursor, Partition, Source, Work
+from streamio.sources.base import Chunk, Cursor, Partition, Work
 from streamio.sources.dataset import SourceDataset, SourceOptions
-from streamio.sources.fieldtypes import FieldType
 from streamio.sources.hidden import Address
 from streamio.sources.messages import Parse, message_reader
 from streamio.sources.rediswire import HINT, RedisConnection, RedisServer, as_id, as_text, next_id, walked
 from streamio.sources.retries import RETRY_FOR, LostConnection
+from streamio.sources.streams import MessageStreams
 
 _FACTS = {"id": "str", "timestamp": "timestamp[ms]", "stream": "str"}
 _BEGINNING = "0-0"
@@ -83,8 +82,10 @@ class RedisDataset(SourceDataset):
         super().__init__(source, batch_size, **options)
 
 
-class RedisStreams(Source):
+class RedisStreams(MessageStreams):
     """Entries of streams; see `RedisDataset`."""
+
+    server: RedisServer
 
     def __init__(
         self, server: RedisServer, streams: str | Sequence[str], *, parse: Parse, types: Mapping[str, Any] | None,
@@ -103,10 +104,6 @@ class RedisStreams(Source):
         )  # fmt: skip
 
     @property
-    def fields(self) -> Mapping[str, FieldType]:
-        return self._reader.fields
-
-    @property
     def fingerprint(self) -> str:
         ends = "follow" if self.endless else f"splits={self._splits}"
         return f"redis {', '.join(self.streams)} ({ends})"
@@ -118,21 +115,7 @@ class RedisStreams(Source):
 
         return self.server.ask(cut)
 
-    def count(self, partition: Partition, cursor: Cursor) -> int:
-        return int(partition.facts["rows"]) - int(cursor[1])
-
-    def read(self, work: Work) -> Iterator[Chunk | None]:
-        with closing(self.server.connection(work.stopped)) as connection:
-            if self.endless:
-                yield from self._follow(connection, work)
-                return
-            for partition, cursor in work.partitions:
-                yield from self._range(connection, partition, cursor, work)
-
-    def commit(self, cursors: Mapping[str, Cursor]) -> None:
-        if self._group is None:
-            raise UsageError("commit() without a group", fix="Give group=, the name of a place on the server")
-        places = {name: cursor if self.endless else cursor[0] for name, cursor in cursors.items()}
+    def _keep(self, places: Mapping[str, Any]) -> None:
         self.server.ask(lambda client: self._set_places(client, places))
 
     def found_again(self, partitions: Sequence[Partition], cursors: Mapping[str, Cursor]) -> Sequence[Partition]:

@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
-from streamio.errors import UsageError
+from streamio.errors import StorageError, UsageError, where
 from streamio.extras import extra
-from streamio.sources.sql.connect import Connection
+from streamio.sources.sql.connect import Connection, LostConnection
 from streamio.sources.sql.query import KeyPart, Query, named
+
+_T = TypeVar("_T")
 
 SAMPLE_ROWS = 1000
 """Rows from which the types of a DB-API driver are known."""
 
 _KINDS = ("integer", "real", "text", "blob")
 """What SQLite knows, beside NULL."""
+
+
+def refusals_named(connection: Connection, query: Query, look: Callable[[], _T]) -> _T:
+    """What `look` finds. What the database refuses is raised as a UsageError; a lost connection stays one."""
+    with where(path=connection.database.shown, table=query.shown):
+        try:
+            return look()
+        except LostConnection:
+            raise
+        except StorageError as error:
+            refused = error
+        raise UsageError(refused.found, fix="Correct table=, query=, columns= or where=, or let this user read it")
 
 
 class Catalog:

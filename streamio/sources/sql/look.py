@@ -6,11 +6,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamio.errors import StorageError, UsageError, where
 from streamio.extras import extra
-from streamio.sources.sql.catalog import SAMPLE_ROWS, Catalog
+from streamio.sources.sql.catalog import SAMPLE_ROWS, Catalog, refusals_named
 from streamio.sources.sql.columns import SqlColumn, sql_columns
-from streamio.sources.sql.connect import Connection, LostConnection
+from streamio.sources.sql.connect import Connection
 from streamio.sources.sql.cursors import null_keys
 from streamio.sources.sql.dialects import Dialect
 from streamio.sources.sql.ordering import behind_order
@@ -46,14 +45,7 @@ def look(connection: Connection, asked: Asked) -> Reading:
 
     Raises UsageError for what is not there, for columns that cannot be read, and for an order that is none.
     """
-    with where(path=connection.database.shown, table=asked.query.shown):
-        try:
-            return _look(connection, asked)
-        except LostConnection:
-            raise
-        except StorageError as error:
-            refused = error
-        raise UsageError(refused.found, fix="Correct table=, query=, columns= or where=, or let this user read it")
+    return refusals_named(connection, asked.query, lambda: _look(connection, asked))
 
 
 def _look(connection: Connection, asked: Asked) -> Reading:

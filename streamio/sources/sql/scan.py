@@ -6,11 +6,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from streamio.errors import StorageError, UsageError, where
+from streamio.errors import UsageError
 from streamio.extras import extra
-from streamio.sources.sql.catalog import Catalog
+from streamio.sources.sql.catalog import Catalog, refusals_named
 from streamio.sources.sql.columns import SqlColumn, sql_columns
-from streamio.sources.sql.connect import Connection, LostConnection
+from streamio.sources.sql.connect import Connection
 from streamio.sources.sql.keys import KeyColumn, Keys
 from streamio.sources.sql.query import Paging, Query, key_name, named
 
@@ -52,14 +52,7 @@ def scan(connection: Connection, request: Request) -> Scan:
 
     Raises UsageError for what is not there, for columns that cannot be read, and for a key that is not one.
     """
-    with where(path=connection.database.shown, table=request.query.shown):
-        try:
-            return _scan(connection, request)
-        except LostConnection:
-            raise
-        except StorageError as error:
-            refused = error
-        raise UsageError(refused.found, fix="Correct table=, query=, columns= or where=, or let this user read it")
+    return refusals_named(connection, request.query, lambda: _scan(connection, request))
 
 
 def _scan(connection: Connection, request: Request) -> Scan:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import json
 import os
 import shutil
 import time
@@ -11,6 +10,7 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from streamio import LogDataset, StreamLoader
+from tests.sources.saving import go_on
 
 
 def read(folder: Path, workers: int, transport: str, silence: float) -> None:
@@ -20,24 +20,7 @@ def read(folder: Path, workers: int, transport: str, silence: float) -> None:
         idle_timeout=silence,
     )  # fmt: skip
     loader = StreamLoader(dataset, num_workers=workers, transport=transport)  # type: ignore[arg-type]
-    number = 0
-    if (folder / "state").exists():
-        known = json.loads((folder / "state").read_text())
-        number = known["batches"]
-        loader.load_state_dict(known["state"])
-    for batch in loader:
-        number += 1
-        (folder / f"batch.{number}").write_text(json.dumps(batch["i"].tolist()))
-        (folder / "new").write_text(json.dumps({"batches": number, "state": loader.state_dict()}))
-        os.replace(folder / "new", folder / "state")
-
-
-def saved(folder: Path) -> list[list[int]]:
-    """The batches that the state knows of."""
-    if not (folder / "state").exists():
-        return []
-    count = json.loads((folder / "state").read_text())["batches"]
-    return [json.loads((folder / f"batch.{number}").read_text()) for number in range(1, count + 1)]
+    go_on(loader, folder, "i")
 
 
 def write(live: Path, lines: int, rotations: int, seconds: float) -> None:

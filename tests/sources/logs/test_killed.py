@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from tests.sources.logs import killed
+from tests.sources.saving import saved
 
 READERS = [(0, "auto"), (2, "process"), (1, "thread"), (3, "process"), (3, "thread"), (1, "process")]
 
@@ -35,20 +36,20 @@ def follow_and_kill(folder: Path, lines: int, rotations: int, kills: int, second
     draw = random.Random(5)
     writer = start(killed.write, folder / "logs" / "app.log", lines, rotations, seconds)
     for number in range(kills):
-        wanted = len(killed.saved(folder)) + 2
+        wanted = len(saved(folder)) + 2
         reader = start(killed.read, folder, *READERS[number % len(READERS)], 60.0)
         end = time.monotonic() + 60
-        while len(killed.saved(folder)) < wanted and reader.is_alive() and time.monotonic() < end:
+        while len(saved(folder)) < wanted and reader.is_alive() and time.monotonic() < end:
             time.sleep(0.01)
         time.sleep(draw.random() * seconds / kills)
-        assert reader.is_alive() and len(killed.saved(folder)) >= wanted
+        assert reader.is_alive() and len(saved(folder)) >= wanted
         os.killpg(reader.pid or 0, signal.SIGKILL)
         reader.join()
     writer.join(60)
     reader = start(killed.read, folder, *READERS[kills % len(READERS)], 1.5)
     reader.join(60)
     assert (writer.exitcode, reader.exitcode) == (0, 0)
-    got = [number for batch in killed.saved(folder) for number in batch]
+    got = [number for batch in saved(folder) for number in batch]
     assert sorted(got) == sorted([*killed.late(rotations), *range(lines)])
 
 

@@ -20,6 +20,7 @@ import pytest
 
 from streamio import StreamLoader, UsageError
 from streamio.sources.sql.stream import SqlStream
+from tests.sources.saving import go_on, saved
 from tests.sources.sql.databases import Made
 
 SOON: dict[str, Any] = {"follow": True, "poll": 0.05, "max_wait": 0.1}
@@ -197,24 +198,7 @@ def read(source: Any, folder: Path, workers: int) -> None:
     parts = ["id % 2 = 0", "id % 2 = 1"]
     ds = SqlStream(source, 50, table="t", key="id", partitions=parts, idle_timeout=2.0, **SOON)
     loader = StreamLoader(ds, num_workers=workers, **({"context": "fork"} if workers else {}))
-    number = 0
-    if (folder / "state").exists():
-        known = json.loads((folder / "state").read_text())
-        number = known["batches"]
-        loader.load_state_dict(known["state"])
-    for batch in loader:
-        number += 1
-        (folder / f"batch.{number}").write_text(json.dumps(batch["id"].tolist()))
-        (folder / "new").write_text(json.dumps({"batches": number, "state": loader.state_dict()}))
-        os.replace(folder / "new", folder / "state")
-
-
-def saved(folder: Path) -> list[list[int]]:
-    """The batches that the state knows of."""
-    if not (folder / "state").exists():
-        return []
-    count = json.loads((folder / "state").read_text())["batches"]
-    return [json.loads((folder / f"batch.{number}").read_text()) for number in range(1, count + 1)]
+    go_on(loader, folder, "id")
 
 
 @pytest.mark.parametrize("kind", ["postgresql", "sqlite"])
