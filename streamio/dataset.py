@@ -46,12 +46,12 @@ from streamio.shards.concat import Concat
 from streamio.shards.pictures import OnePicture, with_one_picture
 from streamio.shards.shardset import ShardSet, open_shards
 from streamio.sizes import parse_size
-from streamio.stream import BatchStream, EpochPlan, Start, given_ranks, warn_once
+from streamio.stream import EpochPlan, ReadingStream, Start, given_ranks, warn_once
 from streamio.types import Alloc, new_array
 from streamio.world import World, from_first_rank
 
 
-class ShardDataset(BatchStream):
+class ShardDataset(ReadingStream):
     """Streams a shard set as ready-made batches, the same for any number of workers.
 
         ds = ShardDataset("out/train", 256, fields=("jpg", "cls"), shuffle=True, decode=RandomResizedCrop(224))
@@ -323,17 +323,10 @@ class ShardDataset(BatchStream):
         picked = Picked(batch.rows, batch.visits, {**valid, **(more or {})}, batch.epoch)
         return self.delivery(read_batch(self.reader, self.joiner, picked, alloc), batch)
 
-    @cached_property
-    def runs_user_code(self) -> bool:
-        """Whether a function of the user's runs, which may draw from global generators."""
-        functions = (self.joiner.options.collate, self.delivery.function)
-        return self.reader.runs_user_code or any(function is not None for function in functions)
-
     def _functions(self) -> dict[str, Any]:
         draw, buckets = self.ordering.draw, self.buckets
         return {
-            "source": self.table, **self.reader.options.functions(), "collate": self.joiner.options.collate,
-            "batch_transform": self.delivery.function,
+            "source": self.table, **super()._functions(),
             "draw": draw and (draw.classes or draw.weights), "buckets": buckets and buckets.lengths,
         }  # fmt: skip
 

@@ -6,7 +6,6 @@ import logging
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import chain, count, islice
 from time import perf_counter_ns
 from typing import Any, Literal, NamedTuple
@@ -39,7 +38,7 @@ from streamio.order.state import Facts, State
 from streamio.order.streaming import Deal, Progress, shuffled, turns
 from streamio.shards.tarstream import SHARD_BITS, HeldSamples, StreamSample, stream_samples, stream_sources
 from streamio.storage.pipes import STDIN, byte_stream, shown
-from streamio.stream import BatchStream, Start, given_ranks
+from streamio.stream import ReadingStream, Start, given_ranks
 from streamio.types import Alloc, Rows, new_array
 from streamio.world import World, this_worker
 
@@ -48,7 +47,7 @@ _log = logging.getLogger("streamio")
 Tail = Literal["even", "drop"]
 
 
-class SequentialDataset(BatchStream):
+class SequentialDataset(ReadingStream):
     """Streams tars that can only be read from front to back: the output of a command, a server without ranges.
 
         ds = SequentialDataset("pipe:zstd -dc web-{000..127}.tar.zst", 64, ("jpg", "cls"), shuffle=True, steps=500)
@@ -199,16 +198,6 @@ class SequentialDataset(BatchStream):
         """The batch of the samples that are held now: decode, transform, collate."""
         picked = Picked(batch.rows, batch.visits, {}, batch.epoch)
         return self.delivery(read_batch(self.reader, self.joiner, picked, alloc), batch)
-
-    @cached_property
-    def runs_user_code(self) -> bool:
-        """Whether a function of the user's runs, which may draw from global generators."""
-        functions = (self.joiner.options.collate, self.delivery.function)
-        return self.reader.runs_user_code or any(function is not None for function in functions)
-
-    def _functions(self) -> dict[str, Any]:
-        functions = {"collate": self.joiner.options.collate, "batch_transform": self.delivery.function}
-        return {**self.reader.options.functions(), **functions}
 
     def __repr__(self) -> str:
         s = self.settings

@@ -9,6 +9,7 @@ import warnings
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from multiprocessing.context import get_spawning_popen
 from types import FrameType
 from typing import Any, Protocol, Self
@@ -18,9 +19,11 @@ from torch.utils.data import IterableDataset, default_convert, get_worker_info
 from streamio.batching.caching import ADDED_BYTES, HITS, MISSES
 from streamio.batching.calls import Call
 from streamio.batching.checks import check_tensors
+from streamio.batching.delivery import Delivery
 from streamio.batching.failures import SKIPPED, SUBSTITUTED
 from streamio.batching.functions import go_by_value
-from streamio.batching.reading import DROPPED
+from streamio.batching.joining import Joiner
+from streamio.batching.reading import DROPPED, SampleReader
 from streamio.batching.stages import BATCHES, SAMPLES, STAGES
 from streamio.callers import refuse_batch_size, refuse_second_split
 from streamio.errors import UsageError
@@ -359,6 +362,24 @@ class BatchStream(IterableDataset[Any]):
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state, _pid=os.getpid(), _planned=None, _ring=None)
+
+
+class ReadingStream(BatchStream):
+    """One that reads its samples itself, in one way: all but mixtures."""
+
+    reader: SampleReader
+    joiner: Joiner
+    delivery: Delivery
+
+    @cached_property
+    def runs_user_code(self) -> bool:
+        """Whether a function of the user's runs, which may draw from global generators."""
+        functions = (self.joiner.options.collate, self.delivery.function)
+        return self.reader.runs_user_code or any(function is not None for function in functions)
+
+    def _functions(self) -> dict[str, Any]:
+        functions = {"collate": self.joiner.options.collate, "batch_transform": self.delivery.function}
+        return {**self.reader.options.functions(), **functions}
 
 
 class Batches(Iterator[Any]):

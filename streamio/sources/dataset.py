@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from types import FrameType
 from typing import Any, Literal, TypedDict
 
@@ -35,7 +34,7 @@ from streamio.sources.base import Chunk, Source
 from streamio.sources.epochs import Cuts, EpochWork, Pulse, SourcePlan, SourceStart
 from streamio.sources.held import HeldRows, Mark, Marked, SourceBatch
 from streamio.sources.state import SourceState, joined
-from streamio.stream import BatchStream, EpochStart, Start, given_ranks
+from streamio.stream import EpochStart, ReadingStream, Start, given_ranks
 from streamio.types import Alloc, Rows, new_array
 from streamio.world import World, from_all_ranks, from_first_rank, this_worker
 
@@ -63,7 +62,7 @@ class SourceOptions(TypedDict, total=False):
     world_size: int | None
 
 
-class SourceDataset(BatchStream):
+class SourceDataset(ReadingStream):
     """Streams a source as ready-made batches: the base of `LogDataset`, `SqlDataset`, `KafkaDataset` and others.
 
         ds = SourceDataset(MySource(…), 256)
@@ -304,15 +303,8 @@ class SourceDataset(BatchStream):
         assert isinstance(batch, SourceBatch)
         return Marked(super().make_seeded(at, batch, alloc), batch.mark)
 
-    @cached_property
-    def runs_user_code(self) -> bool:
-        """Whether a function of the user's runs, which may draw from global generators."""
-        functions = (self.joiner.options.collate, self.delivery.function)
-        return self.reader.runs_user_code or any(function is not None for function in functions)
-
     def _functions(self) -> dict[str, Any]:
-        functions = {"collate": self.joiner.options.collate, "batch_transform": self.delivery.function}
-        return {"source": self.source, **self.reader.options.functions(), **functions}
+        return {"source": self.source, **super()._functions()}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self.source!r}, batch_size={self.batch_size})"
