@@ -7,18 +7,13 @@ import sys
 import traceback
 import warnings
 from collections.abc import Sequence
+from importlib import import_module
 from typing import Annotated, Any
 
 import typer
 from typer.main import get_command
 
-from streamio.cli.bench import bench
-from streamio.cli.capture import capture
 from streamio.cli.console import tell
-from streamio.cli.index import index
-from streamio.cli.info import info
-from streamio.cli.pack import pack
-from streamio.cli.verify import verify
 from streamio.errors import StreamioError, UsageError
 from streamio.version import __version__
 
@@ -26,15 +21,23 @@ from streamio.version import __version__
 _ParserError: Any = typer.BadParameter.__base__
 _ClickError: Any = _ParserError.__base__
 
-app = typer.Typer(
-    name="streamio",
-    add_completion=False,
-    rich_markup_mode="rich",
-    context_settings={"help_option_names": ["-h", "--help"]},
-    help="Pack folders of small files into a few large shards, and stream them into PyTorch.",
-)
-for command in (pack, capture, info, verify, index, bench):
-    app.command()(command)
+COMMANDS = ("pack", "capture", "info", "verify", "index", "bench")
+"""Each is the function of its name in the file of its name."""
+
+
+def _app(arguments: Sequence[str]) -> typer.Typer:
+    """All commands, or the called one alone: loading and describing the others takes longer than a small pack."""
+    app = typer.Typer(
+        name="streamio",
+        add_completion=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+        help="Pack folders of small files into a few large shards, and stream them into PyTorch.",
+    )
+    app.callback()(_options)
+    for name in arguments[:1] if arguments[0] in COMMANDS else COMMANDS:
+        app.command()(getattr(import_module(f"streamio.cli.{name}"), name))
+    return app
 
 
 def _version(wanted: bool) -> None:
@@ -43,7 +46,6 @@ def _version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback()
 def _options(
     version: Annotated[
         bool,
@@ -71,7 +73,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         try:
-            root = get_command(app)
+            root = get_command(_app(arguments))
             with root.make_context("streamio", arguments) as context:
                 root.invoke(context)
         except BaseException as error:

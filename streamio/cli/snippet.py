@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import streamio
-from streamio.batching.decode import IMAGE_CODECS
+from streamio.codecs import is_image_field
 from streamio.packing.report import PackReport
 from streamio.shards.pictures import with_one_picture
 
@@ -24,7 +24,7 @@ def reading_lines(report: PackReport) -> list[str]:
     arguments.append("shuffle=True")
     if not alike:  # a missing picture has no place in an array; raw bytes come in lists, with None
         arguments.append("decode=False")
-    elif any(table.fields[name].codec in IMAGE_CODECS for name in fields):
+    elif any(is_image_field(table.fields[name].stored) for name in fields):
         arguments.append("decode=streamio.image.RandomResizedCrop(224)")
     return ["import streamio", f"ds = streamio.ShardDataset({', '.join(arguments)})", loop]
 

@@ -268,7 +268,7 @@ def _options(request: Request, found: Scan) -> Options:
         names = [name for name in stored if stored[name].lower() == twice[0]]
         raise UsageError(f"the columns {named(names)} would both be stored as {twice[0]}", fix="Rename one of them")
     raw = _raw_fields(found.samples) if request.raw else {}
-    sizes = _picture_sizes(found, raw) if request.resize_short is None else {}
+    sizes = _picture_sizes(found, raw) if raw and request.resize_short is None else {}
     return Options(
         root=found.root, stored=stored, resize_short=request.resize_short, max_side=request.max_side,
         quality=request.quality, raw=raw, sizes=sizes, check=request.check, skip=request.skip,

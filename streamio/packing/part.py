@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -15,7 +15,7 @@ from streamio.codecs import as_array, codec_for, encode_field
 from streamio.codecs.arrays import NpyCodec
 from streamio.codecs.text import NumberCodec
 from streamio.errors import DecodeError
-from streamio.shards.base import PieceWriter, ShardFormat
+from streamio.shards.base import PieceWriter, Row, ShardFormat
 from streamio.shards.columns import ColumnBuilder
 from streamio.shards.index import INDEX_SUFFIX, MISSING
 from streamio.shards.manifest import file_checksum
@@ -55,7 +55,7 @@ class Piece:
 
 
 class Part:
-    """Collects one shard. Calls: `add` any number of times, then `finish`, or `cut` if it is only a piece; or
+    """Collects one shard. Calls: `add_all` any number of times, then `finish`, or `cut` if it is only a piece; or
     `take` for each piece, then `finish`; or `abort`, at any time."""
 
     def __init__(self, path: str, format: ShardFormat) -> None:
@@ -75,11 +75,15 @@ class Part:
         self._columns.extend(piece.columns)
         self.samples += piece.samples
 
+    def add_all(self, rows: Sequence[Row]) -> None:
+        """Append samples, whose values are from `as_stored` and in the order of writing."""
+        self._writer.write_all(rows)
+        self._columns.add_all([fields for _, fields in rows])
+        self.samples += len(rows)
+
     def add(self, key: str, fields: Mapping[str, Stored]) -> None:
-        """Append a sample: stored name -> value from `as_stored`, in the order of writing."""
-        self._writer.write(key, fields)
-        self._columns.add(fields)
-        self.samples += 1
+        """Append one sample."""
+        self.add_all([(key, fields)])
 
     def finish(self) -> PartDone:
         index = dataclasses.replace(self._writer.close(), columns=self._columns.finish())

@@ -16,6 +16,7 @@ from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
+from numpy.typing import NDArray
 
 from streamio.packing.write import Job, Join, PieceDone
 from streamio.shards.formats import format_named
@@ -28,9 +29,14 @@ LEAST = 512 << 20
 """The least work, in such bytes, for which it is worth to start a process: about half a second."""
 
 
-def cut(jobs: Sequence[Job], workers: int) -> list[list[Job]]:
-    """For each job itself, or the pieces of it, so that this many workers have equal parts."""
-    ends = [np.cumsum(_weights(job)) for job in jobs]
+def weights(job: Job) -> NDArray[np.int64]:
+    """The work of its samples, each with that of all before it, in bytes that could be copied instead."""
+    factor = DECODED if job.options.decodes else 1
+    return np.cumsum([FIELD * (len(s.files) + len(s.values)) + factor * s.bytes for s in job.samples])
+
+
+def cut(jobs: Sequence[Job], ends: Sequence[NDArray[np.int64]], workers: int) -> list[list[Job]]:
+    """For each job itself, or the pieces of it, so that this many workers have equal parts. ends: see `weights`."""
     share = max(-(-sum(int(of_job[-1]) for of_job in ends) // workers), 1)
     done = 0
     result: list[list[Job]] = []
@@ -41,11 +47,6 @@ def cut(jobs: Sequence[Job], workers: int) -> list[list[Job]]:
         result.append(list(_pieces(job, bounds)) if len(bounds) > 2 else [job])
         done += whole
     return result
-
-
-def _weights(job: Job) -> list[int]:
-    factor = DECODED if job.options.decodes else 1
-    return [FIELD * (len(s.files) + len(s.values)) + factor * s.bytes for s in job.samples]
 
 
 def worth(weight: int, workers: int) -> int:
@@ -71,9 +72,10 @@ class Tasks:
 
     def __init__(self, jobs: Sequence[Job], workers: int) -> None:
         self._jobs = jobs
-        self.workers = worth(sum(sum(_weights(job)) for job in jobs), workers)
+        ends = [weights(job) for job in jobs]
+        self.workers = worth(sum(int(of_job[-1]) for of_job in ends), workers)
         """Workers that this is worth: 1 if a process more would take longer to start than it saves."""
-        parts = cut(jobs, self.workers)
+        parts = cut(jobs, ends, self.workers)
         self._waiting = deque(Task(at, n, job) for at, part in enumerate(parts) for n, job in enumerate(part))
         self._pieces: list[list[PieceDone | None]] = [[None] * len(part) for part in parts]
 

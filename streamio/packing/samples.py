@@ -31,7 +31,7 @@ class Sample(NamedTuple):
 
     @property
     def bytes(self) -> int:
-        return sum(size for _, _, size in self.files)
+        return self.files[0][2] if len(self.files) == 1 else sum(size for _, _, size in self.files)
 
     def value(self, name: str) -> Any:
         """The value of a field that does not come from a file, or None."""
@@ -54,17 +54,16 @@ def split_name(path: str) -> tuple[str, str]:
     An extension is up to 16 ASCII letters, digits, `_`, `+` and `-`; a name without one is all key, and its
     field is `bin`.
     """
-    start = path.rfind("/") + 1
-    dot = path.rfind(".")
-    extension = _field(path[dot + 1 :]) if dot > start else ""
+    stem, _, end = path.rpartition(".")
+    extension = _field(end) if stem and stem[-1] != "/" else ""
     if not extension:
         return path, NO_EXTENSION
     if extension in _COMPRESSED:
-        inner = path.rfind(".", start + 1, dot)
-        inside = _field(path[inner + 1 : dot]) if inner > start else ""
-        if inside:
-            return path[:inner], f"{inside}.{extension}"
-    return path[:dot], extension
+        inner_stem, _, inner_end = stem.rpartition(".")
+        inner = _field(inner_end) if inner_stem and inner_stem[-1] != "/" else ""
+        if inner:
+            return inner_stem, f"{inner}.{extension}"
+    return stem, extension
 
 
 @lru_cache(4096)

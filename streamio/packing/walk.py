@@ -119,44 +119,47 @@ def _folder(
     path = f"{root}/{prefix}" if prefix else root
     folders: list[tuple[str, _Chain]] = []
     try:
-        facts = os.stat(path)
-        entries = os.scandir(path)
+        handle = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     except OSError as error:
         tree.bad[prefix or "./"] = _why(error, path)
         return folders
-    here: _Chain = (above, (facts.st_dev, facts.st_ino))
-    with entries:
-        for entry in entries:
-            name = entry.name
-            below = prefix + name
-            if name[0] == "." or name.lower() in _HIDDEN:  # `is_hidden`, without the call
-                tree.hidden += 1
-            elif unwanted and unwanted(name, below):
-                tree.filtered += 1
-            elif _is_folder(entry):
-                if entry.is_symlink() and _loops(entry, here):
-                    tree.loops.append(below)
+    try:
+        facts = os.fstat(handle)
+        here: _Chain = (above, (facts.st_dev, facts.st_ino))
+        with os.scandir(handle) as entries:  # of a handle, `stat` need not find the folder again for each file
+            for entry in entries:
+                name = entry.name
+                below = prefix + name
+                if name[0] == "." or name.lower() in _HIDDEN:  # `is_hidden`, without the call
+                    tree.hidden += 1
+                elif unwanted and unwanted(name, below):
+                    tree.filtered += 1
+                elif _is_folder(entry):
+                    if entry.is_symlink() and _loops(entry, here):
+                        tree.loops.append(below)
+                    else:
+                        folders.append((f"{below}/", here))
+                elif wanted and not wanted(name, below):
+                    tree.filtered += 1
                 else:
-                    folders.append((f"{below}/", here))
-            elif wanted and not wanted(name, below):
-                tree.filtered += 1
-            else:
-                _file(tree, entry, below)
+                    _file(tree, entry, below, root)
+    finally:
+        os.close(handle)
     return folders
 
 
-def _file(tree: Tree, entry: os.DirEntry[str], path: str) -> None:
+def _file(tree: Tree, entry: os.DirEntry[str], path: str, root: str) -> None:
     try:
         facts = entry.stat()
     except OSError as error:
-        tree.bad[path] = _why(error, entry.path)
+        tree.bad[path] = _why(error, f"{root}/{path}")
         return
     mode = facts.st_mode
     if mode & _PLAIN == _PLAIN and stat.S_ISREG(mode):
         tree.files.append((path, facts.st_size))
     elif not stat.S_ISREG(mode):
         tree.special.append(path)
-    elif not _readable(entry.path, mode):
+    elif not _readable(f"{root}/{path}", mode):
         tree.bad[path] = "no permission to read it"
     else:
         tree.files.append((path, facts.st_size))

@@ -8,9 +8,10 @@ from __future__ import annotations
 import marshal
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from streamio.packing.part import Part, PartDone, Piece, Stored, as_stored
 from streamio.packing.report import Skipped, plural, shown
 from streamio.packing.samples import Sample, empty_picture, in_order
 from streamio.packing.walk import Tick
+from streamio.shards.base import Row
 from streamio.shards.formats import format_named
 
 
@@ -185,21 +187,36 @@ def _fill(part: Part, job: Job, tick: Tick) -> tuple[Skipped, ...]:
     pace = _Pace(tick)
     skipped: list[Skipped] = []
     loader = _Loader(job.options, format_named(job.format).takes_arrays)
-    for sample in job.samples:
-        try:
-            part.add(sample.key, loader.load(sample))
-        except Unfit as unfit:
-            if not job.options.skip:
-                raise input_error([unfit.bad]) from unfit
-            skipped.append(unfit.bad)
-        except InputError:
-            raise
-        except StreamioError as error:
-            error.where.setdefault("key", shown(sample.key))
-            raise
-        pace.add(sample)
+    for samples in batches(job):
+        rows: list[Row] = []
+        for sample in samples:
+            try:
+                rows.append((sample.key, loader.load(sample)))
+            except Unfit as unfit:
+                if not job.options.skip:
+                    raise input_error([unfit.bad]) from unfit
+                skipped.append(unfit.bad)
+            except InputError:
+                raise
+            except StreamioError as error:
+                error.where.setdefault("key", shown(sample.key))
+                raise
+        part.add_all(rows)
+        pace.add(samples)
     pace.tell()
     return tuple(skipped)
+
+
+def batches(job: Job) -> Iterator[Sequence[Sample]]:
+    """Runs of samples that are in memory together: about 1 MiB of tiny files, a picture alone if it is decoded."""
+    ends = np.cumsum([sample.bytes + _SAMPLE for sample in job.samples])
+    numbers = np.arange(len(ends)) if job.options.raw else ends // _BATCH
+    cuts = (np.flatnonzero(np.diff(numbers)) + 1).tolist()
+    for start, end in pairwise([0, *cuts, len(job.samples)]):
+        yield job.samples[start:end]
+
+
+_BATCH, _SAMPLE = 1 << 20, 1 << 10
 
 
 def input_error(bad: list[Skipped]) -> InputError:
@@ -261,12 +278,13 @@ class _Loader:
 
 
 _VALUES_KEPT = 4096
+_READ = os.O_RDONLY | os.O_CLOEXEC
 
 
 def read_file(place: str, path: str, expected: int) -> bytes:
     """All bytes of a file, whatever its size was when it was found. `path` is for messages."""
     try:
-        handle = os.open(place, os.O_RDONLY | os.O_CLOEXEC)
+        handle = os.open(place, _READ)
         try:
             data = os.read(handle, expected + 1)
             if len(data) == expected and data:
@@ -341,11 +359,10 @@ class _Pace:
         self._last = time.monotonic()
         self._samples = self._files = self._bytes = 0
 
-    def add(self, sample: Sample) -> None:
-        self._samples += 1
-        self._files += len(sample.files)
-        for _, _, size in sample.files:
-            self._bytes += size
+    def add(self, samples: Sequence[Sample]) -> None:
+        self._samples += len(samples)
+        self._files += sum(len(sample.files) for sample in samples)
+        self._bytes += sum(sample.bytes for sample in samples)
         if time.monotonic() - self._last > 0.1:
             self.tell()
 

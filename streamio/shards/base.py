@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from numpy.typing import NDArray
 
@@ -21,15 +21,23 @@ IMAGE = "image"
 """The field that stands for pictures of several kinds (`pictures.py`)."""
 
 
+Row: TypeAlias = "tuple[str, Mapping[str, bytes | NDArray[Any]]]"
+"""A sample to write: its key, and its fields by stored name (file extension)."""
+
+
 class ShardWriter(Protocol):
-    """Writes one shard file. Calls: `write` any number of times, then `close` or `abort`, once."""
+    """Writes one shard file. Calls: `write` and `write_all` any number of times, then `close` or `abort`, once."""
+
+    def write_all(self, rows: Sequence[Row]) -> None:
+        """Append samples.
+
+        Values are bytes, or arrays where the format `takes_arrays`. Raises UsageError, naming the key, for one
+        that came before, an empty one, or a name that the format cannot hold; then only `abort` may follow.
+        """
+        ...
 
     def write(self, key: str, fields: Mapping[str, bytes | NDArray[Any]]) -> None:
-        """Append a sample. Keys of `fields` are stored names (file extensions).
-
-        Values are bytes, or arrays where the format `takes_arrays`. Raises UsageError for a key that came
-        before, an empty key, or a name that the format cannot hold.
-        """
+        """Append one sample."""
         ...
 
     def close(self) -> ShardIndex:
@@ -46,7 +54,7 @@ class ShardWriter(Protocol):
 
 
 class PieceWriter(ShardWriter, Protocol):
-    """Writes a shard of which several processes write a piece each. Calls: `write` any number of times, then
+    """Writes a shard of which several processes write a piece each. Calls: `write_all` any number of times, then
     `cut`; or `append` for each piece in turn, then `close`; or `abort` at any time."""
 
     def cut(self) -> Any:

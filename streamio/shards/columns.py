@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -40,17 +40,22 @@ class ColumnBuilder:
         self._fields: dict[str, _Facts] = {}
         self._checks: list[int] | None = [] if check else None
 
-    def add(self, fields: Mapping[str, Payload | None]) -> None:
-        """Add a row: stored name -> value as stored. None, or no such name: the row lacks the field."""
-        for stored, value in fields.items():
-            if value is not None:
-                facts = self._fields.get(stored)
-                if facts is None:
-                    facts = self._fields[stored] = _Facts(stored)
-                facts.add(self._rows, value)
+    def add_all(self, rows: Sequence[Mapping[str, Payload | None]]) -> None:
+        """Add rows: stored name -> value as stored. None, or no such name: the row lacks the field."""
+        for row, fields in enumerate(rows, self._rows):
+            for stored, value in fields.items():
+                if value is not None:
+                    facts = self._fields.get(stored)
+                    if facts is None:
+                        facts = self._fields[stored] = _Facts(stored)
+                    facts.add(row, value)
         if self._checks is not None:
-            self._checks.append(row_checksum(fields))
-        self._rows += 1
+            self._checks += map(row_checksum, rows)
+        self._rows += len(rows)
+
+    def add(self, fields: Mapping[str, Payload | None]) -> None:
+        """Add one row."""
+        self.add_all([fields])
 
     def extend(self, other: ColumnBuilder) -> None:
         """Add the rows of another one behind these."""

@@ -29,7 +29,7 @@ from streamio.codecs.arrays import NPY, as_array
 from streamio.codecs.sniff import looks_like
 from streamio.codecs.text import NumberCodec
 from streamio.errors import CorruptShard, StreamioError
-from streamio.shards.base import ShardFormat
+from streamio.shards.base import Row, ShardFormat
 from streamio.shards.index import MISSING, FieldIndex, Keys, ShardIndex
 from streamio.shards.manifest import file_checksum
 from streamio.shards.uniform import ArrayLayout, is_plain, mark_arrays
@@ -54,21 +54,24 @@ class Hdf5Writer:
             path.write_bytes(b"")  # fail now, not at close, where it cannot be written
             self._spools = {KEY: _Spool(path)}
 
+    def write_all(self, rows: Sequence[Row]) -> None:
+        first = len(self._names)
+        for row, (raw, (key, fields)) in enumerate(zip(self._names.add(rows), rows, strict=True), first):
+            name = KEY
+            try:
+                self._spools[KEY].add(row, raw)
+                for name, value in fields.items():
+                    if name not in self._spools:
+                        self._spools[name] = _Spool(self._path)
+                    self._spools[name].add(row, value)
+            except OSError as error:
+                raise storage_error(self._path, error) from error
+            except StreamioError as error:
+                error.where = {"key": key, "field": name} | error.where
+                raise
+
     def write(self, key: str, fields: Mapping[str, bytes | NDArray[Any]]) -> None:
-        row = len(self._names)
-        raw = self._names.add(key, fields)
-        name = KEY
-        try:
-            self._spools[KEY].add(row, raw)
-            for name, value in fields.items():
-                if name not in self._spools:
-                    self._spools[name] = _Spool(self._path)
-                self._spools[name].add(row, value)
-        except OSError as error:
-            raise storage_error(self._path, error) from error
-        except StreamioError as error:
-            error.where = {"key": key, "field": name} | error.where
-            raise
+        self.write_all([(key, fields)])
 
     def close(self) -> ShardIndex:
         try:

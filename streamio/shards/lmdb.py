@@ -15,7 +15,7 @@ import lmdb
 from numpy.typing import NDArray
 
 from streamio.errors import CorruptShard, UsageError
-from streamio.shards.base import ShardFormat
+from streamio.shards.base import Row, ShardFormat
 from streamio.shards.index import Keys, ShardIndex
 from streamio.shards.lmdbpages import Entry, LmdbPages
 from streamio.shards.manifest import file_checksum
@@ -48,21 +48,23 @@ class LmdbWriter:
             path.unlink(missing_ok=True)
             self._env = lmdb.open(str(path), subdir=False, lock=False, sync=False, map_size=_MAP, mode=0o644)
 
-    def write(self, key: str, fields: Mapping[str, bytes | NDArray[Any]]) -> None:
-        row = len(self._names)
-        if row >= _MOST_ROWS:
-            raise UsageError(
-                f"an LMDB shard holds up to {_MOST_ROWS:,} samples", fix="Make smaller shards", key=key
-            )
-        prefix = b"%08d." % row
-        values = [(prefix + _KEY, self._names.add(key, fields))]
-        for field, value in fields.items():
-            values.append((prefix + _name(field, key), _value(value, field, key)))
-        self._pending += sorted(values)
-        for _, data in values:
-            self._pending_bytes += len(data)
+    def write_all(self, rows: Sequence[Row]) -> None:
+        first = len(self._names)
+        if first + len(rows) > _MOST_ROWS:
+            raise UsageError(f"an LMDB shard holds up to {_MOST_ROWS:,} samples", fix="Make smaller shards")
+        for row, (raw, (key, fields)) in enumerate(zip(self._names.add(rows), rows, strict=True), first):
+            prefix = b"%08d." % row
+            values = [(prefix + _KEY, raw)]
+            for field, value in fields.items():
+                values.append((prefix + _name(field, key), _value(value, field, key)))
+            self._pending += sorted(values)
+            for _, data in values:
+                self._pending_bytes += len(data)
         if self._pending_bytes >= _COMMIT:
             self._commit()
+
+    def write(self, key: str, fields: Mapping[str, bytes | NDArray[Any]]) -> None:
+        self.write_all([(key, fields)])
 
     def close(self) -> ShardIndex:
         try:

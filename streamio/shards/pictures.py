@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,8 +15,10 @@ from numpy.typing import NDArray
 from streamio.codecs import is_image_field
 from streamio.shards.base import IMAGE
 from streamio.shards.manifest import FieldSpec
-from streamio.shards.shardset import ShardSet
 from streamio.types import Alloc, Column, ListColumn, Rows, new_array
+
+if TYPE_CHECKING:
+    from streamio.shards.shardset import ShardSet  # takes a while to load, which packing can do without
 
 
 def kinds_of_picture(fields: Mapping[str, FieldSpec], samples: int) -> tuple[str, ...]:

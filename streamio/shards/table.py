@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,42 +15,51 @@ from streamio.shards.uniform import mark_arrays
 
 
 class FieldTable:
-    """(field, row, offset, size) in any order; 24 bytes each, so that millions of members fit."""
+    """(field, row, offset, size) in any order; 32 bytes each, so that millions of members fit."""
 
     def __init__(self) -> None:
-        self._places: dict[str, tuple[array[int], array[int], array[int]]] = {}
+        self._numbers: dict[str, int] = {}
+        self._places = array("q")
+        """Number of the field, row, offset, size, and so on."""
 
     def add(self, field: str, row: int, offset: int, size: int) -> None:
         """`offset` and `size` must lie within the file."""
-        try:
-            rows, offsets, sizes = self._places[field]
-        except KeyError:
-            rows, offsets, sizes = self._places[field] = array("q"), array("q"), array("q")
-        rows.append(row)
-        offsets.append(offset)
-        sizes.append(size)
+        number = self._numbers.setdefault(field, len(self._numbers))
+        self._places.extend((number, row, offset, size))
+
+    def add_all(
+        self, fields: Sequence[str], rows: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
+    ) -> None:
+        """As `add`, for many at once."""
+        numbers = [self._numbers.setdefault(field, len(self._numbers)) for field in fields]
+        self._places.frombytes(np.column_stack((numbers, rows, offsets, sizes)).tobytes())
 
     def extend(self, other: FieldTable, rows: int, offset: int) -> None:
         """Take over the places of a table whose rows and bytes follow so many of this one."""
-        for field, places in other._places.items():
-            mine = self._places.setdefault(field, (array("q"), array("q"), array("q")))
-            for numbers, more, shift in zip(mine, places, (rows, offset, 0), strict=True):
-                numbers.frombytes((np.frombuffer(more, np.int64) + shift).tobytes())
+        numbers = [self._numbers.setdefault(field, len(self._numbers)) for field in other._numbers]
+        places = np.array(other._places).reshape(-1, 4)
+        places[:, 0] = np.array(numbers, np.int64)[places[:, 0]]
+        places[:, 1] += rows
+        places[:, 2] += offset
+        self._places.frombytes(places.tobytes())
 
     def index(self, path: Path, keys: Keys, extra: Mapping[str, str] | None = None) -> ShardIndex:
         """The index of the shard at `path`. Raises CorruptShard for a field that a row has twice."""
-        fields = {name: _field(path.name, name, keys, *places) for name, places in self._places.items()}
+        places = np.frombuffer(self._places, np.int64).reshape(-1, 4)
+        fields = {
+            name: _field(path.name, name, keys, *places[places[:, 0] == number, 1:].T)
+            for name, number in self._numbers.items()
+        }
         data = np.asarray(np.memmap(path, np.uint8, "r"))
         return ShardIndex(shard_bytes=len(data), keys=keys, fields=mark_arrays(data, fields), extra=extra or {})
 
 
 def _field(
-    shard: str, name: str, keys: Keys, rows: array[int], offsets: array[int], sizes: array[int]
+    shard: str, name: str, keys: Keys, rows: NDArray[np.int64], offsets: NDArray[np.int64], sizes: NDArray[np.int64]
 ) -> FieldIndex:
-    row, offset, size = (np.frombuffer(numbers, np.int64) for numbers in (rows, offsets, sizes))
-    _refuse_twice(shard, name, keys, row, offset)
+    _refuse_twice(shard, name, keys, rows, offsets)
     where, length = np.zeros(len(keys), np.int64), np.full(len(keys), MISSING, np.int64)
-    where[row], length[row] = offset, size
+    where[rows], length[rows] = offsets, sizes
     return FieldIndex(offsets=where, sizes=length)
 
 

@@ -2,6 +2,8 @@
 
 A member is named `<key>.<field>`; WebDataset splits at the first dot of the name's last part. The writer
 percent-encodes what would not survive that, and `scan(path, escaped=True)` gives it back.
+
+Files are mostly tiny, so headers and places are made for many members at once, in arrays.
 """
 
 from __future__ import annotations
@@ -11,13 +13,15 @@ import re
 import tarfile
 import warnings
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import numpy as np
 from numpy.typing import NDArray
 
 from streamio.errors import CorruptShard, ShardWarning, UsageError
-from streamio.shards.base import ShardFormat
+from streamio.shards.base import Row, ShardFormat
 from streamio.shards.blockfile import BlockFile
 from streamio.shards.index import Keys, ShardIndex
 from streamio.shards.table import FieldTable
@@ -25,6 +29,8 @@ from streamio.shards.tarwalk import BLOCK, Member, TarWalk
 from streamio.shards.writing import Names, decoded, discard, encoded, storage_error, storage_errors
 
 _USTAR_LIMIT = 8 << 30
+_AT_ONCE = 1 << 20
+"""Bytes of members that wait for their headers, about."""
 _HIDDEN_FROM_WEBDATASET = re.compile(r"__[^/]*__($|/)")
 
 
@@ -42,31 +48,30 @@ class TarWriter:
         self._path = path
         self._names = Names(path.name)
         self._table = FieldTable()
+        self._waiting: list[tuple[int, str, bytes, bytes]] = []
+        """Members that are to be written: row, field, name and value."""
+        self._waiting_bytes = 0
         with storage_errors(path):
             self._file = BlockFile(path)
 
+    def write_all(self, rows: Sequence[Row]) -> None:
+        first = len(self._names)
+        for row, (raw, (key, fields)) in enumerate(zip(self._names.add(rows), rows, strict=True), first):
+            stem = escape(raw)
+            for field, value in fields.items():
+                if not isinstance(value, bytes):
+                    raise UsageError(f"a tar holds bytes, not {type(value).__name__}", key=key, field=field)
+                self._waiting.append((row, field, stem + _ending(field), value))
+                self._waiting_bytes += BLOCK + len(value)
+        if self._waiting_bytes >= _AT_ONCE:
+            self._write_waiting()
+
     def write(self, key: str, fields: Mapping[str, bytes | NDArray[Any]]) -> None:
-        row = len(self._names)
-        stem = escape(self._names.add(key, fields))
-        pieces: list[bytes] = []
-        at = self._file.size
-        for field, value in fields.items():
-            if not isinstance(value, bytes):
-                raise UsageError(f"a tar holds bytes, not {type(value).__name__}", key=key, field=field)
-            size = len(value)
-            header = member_header(b"%b.%b" % (stem, encoded(field)), size)
-            padding = bytes(-size % BLOCK)
-            at += len(header)
-            self._table.add(field, row, at, size)
-            at += size + len(padding)
-            pieces += header, value, padding
-        try:
-            self._file.add(pieces, at - self._file.size)
-        except OSError as error:
-            raise storage_error(self._path, error) from error
+        self.write_all([(key, fields)])
 
     def cut(self) -> TarPiece:
         try:
+            self._write_waiting()
             with storage_errors(self._path):
                 self._file.flush()
             self._file.close()
@@ -83,6 +88,7 @@ class TarWriter:
 
     def close(self) -> ShardIndex:
         try:
+            self._write_waiting()
             with storage_errors(self._path):
                 self._file.add((bytes(2 * BLOCK),), 2 * BLOCK)
                 self._file.finish()
@@ -97,6 +103,23 @@ class TarWriter:
 
     def abort(self) -> None:
         discard(self._path, self._file.close)
+
+    def _write_waiting(self) -> None:
+        if not self._waiting:
+            return
+        rows, fields, names, values = zip(*self._waiting, strict=True)
+        self._waiting, self._waiting_bytes = [], 0
+        sizes = np.array(list(map(len, values)), np.int64)
+        headers = member_headers(names, sizes)
+        heads, pads = np.array(list(map(len, headers)), np.int64), -sizes % BLOCK
+        ends = self._file.size + np.cumsum(heads + sizes + pads)
+        self._table.add_all(fields, np.array(rows, np.int64), ends - pads - sizes, sizes)
+        paddings = [_ZEROS[pad] for pad in pads.tolist()]
+        pieces = [piece for member in zip(headers, values, paddings, strict=True) for piece in member]
+        try:
+            self._file.add(pieces, int(ends[-1]) - self._file.size)
+        except OSError as error:
+            raise storage_error(self._path, error) from error
 
 
 def scan(path: Path, escaped: bool) -> ShardIndex:
@@ -140,17 +163,23 @@ def unescape(name: str) -> str:
     return name.replace("%2E", ".").replace("%5F", "_").replace("%25", "%")
 
 
-def member_header(name: bytes, size: int) -> bytes:
-    """One ustar block where the name fits and the size is under 8 GiB; pax blocks before it otherwise."""
-    prefix, base = _split_name(name) if len(name) > 100 else (b"", name)
-    if len(base) > 100 or size >= _USTAR_LIMIT:
-        info = tarfile.TarInfo(decoded(name))
-        info.size = size
-        return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
-    digits = b"%011o" % size
-    total = _FIXED_SUM + sum(base) + sum(prefix) + sum(digits)
-    return b"".join((base.ljust(100, b"\0"), _OWNER, digits, _TIME, b"%06o\0 " % total, _MAGIC,
-                     prefix.ljust(167, b"\0")))  # fmt: skip
+def member_headers(names: Sequence[bytes], sizes: NDArray[np.int64]) -> list[bytes]:
+    """For each member one ustar block; where its name does not fit, or its size is 8 GiB or more, pax blocks."""
+    bases = names
+    blocks = np.zeros(len(names), _HEADER)
+    if max(map(len, names)) > _NAME:
+        blocks["prefix"], bases = zip(*map(_split_name, names), strict=True)
+    blocks["name"], blocks["size"] = bases, _octal(sizes, 11)
+    for part, value in _SAME_IN_ALL.items():
+        blocks[part] = value
+    # The checksum counts its own eight bytes as blanks.
+    sums = blocks.view(np.uint8).reshape(-1, BLOCK).sum(1, np.int64) + 8 * ord(" ")
+    blocks["checksum"], blocks["after_checksum"] = _octal(sums, 6), b"\0 "
+    headers: list[bytes] = blocks.view(f"V{BLOCK}").tolist()
+    too_long = np.array([len(base) for base in bases]) > _NAME
+    for at in np.flatnonzero(too_long | (sizes >= _USTAR_LIMIT)).tolist():
+        headers[at] = _pax(names[at], int(sizes[at]))
+    return headers
 
 
 def footprint(sizes: Sequence[int]) -> int:
@@ -162,19 +191,45 @@ TAR = ShardFormat(
     name="tar", suffix=".tar", takes_arrays=False, footprint=footprint, create=TarWriter, scan=scan, in_pieces=True
 )
 
-_OWNER = b"0000644\0" + b"0000000\0" * 2
-_TIME = b"\0" + b"00000000000\0"
-_MAGIC = b"0" + bytes(100) + b"ustar\x0000" + bytes(64) + b"0000000\0" * 2
-_FIXED_SUM = sum(_OWNER) + sum(_TIME) + sum(_MAGIC) + 8 * 0x20
+_NAME, _PREFIX = 100, 155
+_HEADER = np.dtype([
+    ("name", f"S{_NAME}"), ("mode", "S8"), ("uid", "S8"), ("gid", "S8"), ("size", "S12"), ("mtime", "S12"),
+    ("checksum", "S6"), ("after_checksum", "S2"), ("kind", "S1"), ("link", "S100"), ("magic", "S8"),
+    ("owner", "S32"), ("group", "S32"), ("major", "S8"), ("minor", "S8"), ("prefix", f"S{_PREFIX}"),
+    ("rest", "S12"),
+])  # fmt: skip
+"""POSIX.1-2017, "pax", ustar Interchange Format."""
+_SAME_IN_ALL = {
+    "mode": b"0000644", "uid": b"0000000", "gid": b"0000000", "mtime": b"00000000000", "kind": b"0",
+    "magic": b"ustar\x0000", "major": b"0000000", "minor": b"0000000",
+}  # fmt: skip
+_ZEROS = tuple(map(bytes, range(BLOCK)))
+
+
+@lru_cache(4096)
+def _ending(field: str) -> bytes:
+    return b"." + encoded(field)
 
 
 def _split_name(name: bytes) -> tuple[bytes, bytes]:
-    """(prefix, name) of at most 155 and 100 bytes, joined by a slash, for a longer one; ("", name) where that
-    cannot be."""
-    slash = name.find(b"/", len(name) - 101)
-    if 0 < slash <= 155 and slash < len(name) - 1:
+    """(prefix, name) that fit, joined by a slash; ("", name) where that need not or cannot be."""
+    if len(name) <= _NAME:
+        return b"", name
+    slash = name.find(b"/", len(name) - _NAME - 1)
+    if 0 < slash <= _PREFIX and slash < len(name) - 1:
         return name[:slash], name[slash + 1 :]
     return b"", name
+
+
+def _octal(numbers: NDArray[np.int64], digits: int) -> NDArray[np.bytes_]:
+    places = np.arange(3 * digits - 3, -1, -3)
+    return ((numbers[:, None] >> places & 7) + ord("0")).astype(np.uint8).view(f"S{digits}")[:, 0]
+
+
+def _pax(name: bytes, size: int) -> bytes:
+    info = tarfile.TarInfo(decoded(name))
+    info.size = size
+    return info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
 
 
 class LeftOut:

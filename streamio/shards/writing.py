@@ -5,12 +5,12 @@ The rules are those of the strictest format, so that a set in one format can be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
 
 from streamio.errors import StorageError, UsageError
+from streamio.shards.base import Row
 
 _SLASH = ord("/")
 KEY = "__key__"
@@ -31,25 +31,28 @@ class Names:
     def keys(self) -> list[bytes]:
         return list(self._keys)
 
-    def add(self, key: str, fields: Mapping[str, Any]) -> bytes:
-        """Take a sample's key and give its bytes.
+    def add(self, rows: Sequence[Row]) -> list[bytes]:
+        """Take the keys of samples and give their bytes.
 
         Raises UsageError for a key that came before or that cannot be a file name, and for such fields;
         then nothing is taken.
         """
-        try:
-            raw = key.encode()  # the plain case of `_checked_key`, which says what is wrong with any other
-            good = raw not in self._keys and raw[-1] != _SLASH and 0 not in raw
-        except (AttributeError, UnicodeEncodeError, IndexError):
+        for names in dict.fromkeys([tuple(fields) for _, fields in rows]):
+            if names not in self._good_fields:
+                self._check_fields(next(key for key, fields in rows if tuple(fields) == names), names)
+                self._good_fields.add(names)
+        try:  # the plain case of `_checked_keys`, which says what is wrong with any other
+            keys = [key.encode() for key, _ in rows]
+            ended = b"\0".join([*keys, b""])
+            good = all(keys) and ended.count(b"\0") == len(keys) and b"/\0" not in ended
+        except (AttributeError, UnicodeEncodeError):
             good = False
-        if not good:
-            raw = self._checked_key(key)
-        names = tuple(fields)
-        if names not in self._good_fields:
-            self._check_fields(key, names)
-            self._good_fields.add(names)
-        self._keys[raw] = None
-        return raw
+        new = dict.fromkeys(keys) if good else {}
+        if len(new) < len(rows) or not self._keys.keys().isdisjoint(new):
+            keys = self._checked_keys([key for key, _ in rows])
+            new = dict.fromkeys(keys)
+        self._keys.update(new)
+        return keys
 
     def extend(self, keys: list[bytes]) -> None:
         """Take keys that another one checked, and that are not among these."""
@@ -57,14 +60,17 @@ class Names:
         self._keys.update(dict.fromkeys(keys))
         assert len(self._keys) == before + len(keys), f"{self._shard}: a key comes twice"
 
-    def _checked_key(self, key: str) -> bytes:
-        if not isinstance(key, str) or not key or "\0" in key or key[-1] == "/":
-            raise self._refused(f"{key!r} cannot be a key", "A key is a path as 'cat/img_7': str, not empty, "
-                                "no zero byte, no '/' at its end")  # fmt: skip
-        raw = self._encoded(key, "key")
-        if raw in self._keys:
-            raise self._refused(f"the key {key!r} comes twice", "Give each sample a key of its own")
-        return raw
+    def _checked_keys(self, keys: Sequence[str]) -> list[bytes]:
+        new: dict[bytes, None] = {}
+        for key in keys:
+            if not isinstance(key, str) or not key or "\0" in key or key[-1] == "/":
+                raise self._refused(f"{key!r} cannot be a key", "A key is a path as 'cat/img_7': str, not empty, "
+                                    "no zero byte, no '/' at its end")  # fmt: skip
+            raw = self._encoded(key, "key")
+            if raw in self._keys or raw in new:
+                raise self._refused(f"the key {key!r} comes twice", "Give each sample a key of its own")
+            new[raw] = None
+        return list(new)
 
     def _check_fields(self, key: str, names: tuple[str, ...]) -> None:
         if not names:

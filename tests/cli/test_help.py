@@ -64,5 +64,13 @@ def test_help_loads_nothing_that_takes_long() -> None:
     assert not loaded & {"torch", "webdataset", "fsspec", "aiohttp", "s3fs", "botocore", "pandas", "cv2", "asyncio"}
 
 
+def test_a_command_loads_no_other_one_and_packing_no_way_to_read() -> None:
+    code = "import sys; from streamio.cli import main; main(['pack', '--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    loaded = set(done.stdout.splitlines()[-1].split())
+    assert "streamio.cli.pack" in loaded
+    assert not loaded & {"streamio.cli.bench", "streamio.cli.info", "streamio.shards.shardset", "streamio.batching"}
+
+
 def test_python_m_streamio_is_the_command() -> None:
     assert spawn("--version").out == f"streamio {streamio.__version__}\n"

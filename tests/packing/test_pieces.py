@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from streamio.errors import InputError
 from streamio.packing import pieces
 from streamio.packing.pack import pack
-from streamio.packing.pieces import Tasks, cut, worth
+from streamio.packing.pieces import Tasks, cut, weights, worth
 from streamio.packing.samples import Sample
-from streamio.packing.write import Job, Join, Options
+from streamio.packing.write import Job, Join, Options, batches
 from streamio.shards.manifest import MANIFEST_NAME
 from tests.packing.reading import contents, files, manifest
 from tests.samples import jpg, tree
@@ -38,6 +38,10 @@ def _jobs(*shards: list[int], format: str = "tar", **options: Any) -> list[Job]:
     ]  # fmt: skip
 
 
+def _cut(jobs: list[Job], workers: int) -> list[list[Job]]:
+    return cut(jobs, [weights(job) for job in jobs], workers)
+
+
 def _counts(parts: list[list[Job]]) -> list[list[int]]:
     return [[len(job.samples) for job in part] for part in parts]
 
@@ -57,7 +61,7 @@ def _counts(parts: list[list[Job]]) -> list[list[int]]:
 def test_the_work_is_cut_where_the_next_worker_starts(
     shards: list[list[int]], workers: int, counts: list[list[int]]
 ) -> None:
-    assert _counts(cut(_jobs(*shards), workers)) == counts
+    assert _counts(_cut(_jobs(*shards), workers)) == counts
 
 
 @settings(deadline=None)
@@ -67,7 +71,7 @@ def test_the_work_is_cut_where_the_next_worker_starts(
 )
 def test_pieces_are_the_shards_in_their_order(shards: list[list[int]], workers: int) -> None:
     jobs = _jobs(*shards)
-    parts = cut(jobs, workers)
+    parts = _cut(jobs, workers)
     assert [[s for job in part for s in job.samples] for part in parts] == [list(job.samples) for job in jobs]
     assert all(job.samples for part in parts for job in part)
     assert len({job.path for part in parts for job in part}) == sum(map(len, parts))
@@ -75,9 +79,22 @@ def test_pieces_are_the_shards_in_their_order(shards: list[list[int]], workers: 
     assert all(job.is_piece == (len(part) > 1) for part in parts for job in part)
 
 
+@given(
+    sizes=st.lists(st.integers(0, 3 << 20) | st.integers(0, 2000), min_size=1, max_size=40),
+    store=st.sampled_from(["", "raw"]),
+)
+def test_samples_in_memory_together_are_few_and_all_come(sizes: list[int], store: str) -> None:
+    (job,) = _jobs(sizes, raw={"jpg": "jpg"} if store else {})
+    parts = list(batches(job))
+    assert [sample for part in parts for sample in part] == list(job.samples)
+    assert all(len(part) == 1 for part in parts) or not store
+    assert all(sum(sample.bytes for sample in part[1:]) < 1 << 20 for part in parts)
+    assert store or len(parts) <= 1 + sum(size + 1024 for size in sizes) // (1 << 20)
+
+
 @pytest.mark.parametrize("format", ["lmdb", "hdf5"])
 def test_formats_that_one_process_must_write_are_not_cut(format: str) -> None:
-    assert _counts(cut(_jobs([1] * 8, format=format), 4)) == [[8]]
+    assert _counts(_cut(_jobs([1] * 8, format=format), 4)) == [[8]]
 
 
 def test_little_work_is_for_one_worker(monkeypatch: pytest.MonkeyPatch) -> None:

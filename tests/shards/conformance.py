@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -282,11 +283,33 @@ class FormatContract:
         table = [("b", {"cls": b"1", "jpg": b"x"}), ("a", {"jpg": b"y", "cls": b"2"})]
         assert same(read(path, write(path, self.format, table)), table)
 
+    @given(table=tables, cuts=st.lists(st.integers(0, 12), max_size=4))
+    @_contract
+    def test_samples_may_come_many_at_a_time(self, table: list[Row], cuts: list[int]) -> None:
+        with tempfile.TemporaryDirectory() as folder:
+            one, many = Path(folder, f"a/s{self.format.suffix}"), Path(folder, f"b/s{self.format.suffix}")
+            one.parent.mkdir()
+            many.parent.mkdir()
+            index = write(one, self.format, table)
+            writer = self.format.create(many)
+            rows = [(key, {name: self.stored(value) for name, value in fields.items()}) for key, fields in table]
+            for start, end in pairwise([0, *sorted(cuts), len(rows)]):
+                writer.write_all(rows[start:end])
+            assert writer.close().to_bytes() == index.to_bytes()
+            assert many.read_bytes() == one.read_bytes()
+
+    @classmethod
+    def stored(cls, value: Any) -> Any:
+        """A value as the writer of this format takes it."""
+        return value if cls.format.takes_arrays or isinstance(value, bytes) else npy(value)
+
     @pytest.mark.parametrize("key", ["", "a/", "a\0b", "\ud800", 7, None], ids=repr)
     def test_refuses_keys_that_cannot_be_file_names(self, path: Path, key: Any) -> None:
         writer = self.format.create(path)
         with pytest.raises(UsageError, match="key"):
             writer.write(key, {"jpg": b""})
+        with pytest.raises(UsageError, match="key"):
+            writer.write_all([("a", {"jpg": b""}), (key, {"jpg": b""}), ("b", {"jpg": b""})])
         writer.abort()
 
     @pytest.mark.parametrize("field", ["", ".", "..", "a/b", "a\0", "__key__", "\ud800"], ids=repr)
@@ -308,6 +331,8 @@ class FormatContract:
         with pytest.raises(UsageError, match="'a/b' comes twice") as caught:
             writer.write("a/b", {"txt": b""})
         assert path.name in str(caught.value)
+        with pytest.raises(UsageError, match="'c' comes twice"):
+            writer.write_all([("c", {"jpg": b""}), ("d", {"jpg": b""}), ("c", {"txt": b""})])
         writer.abort()
 
     def test_refuses_arrays_of_objects(self, path: Path) -> None:

@@ -23,7 +23,7 @@ from hypothesis import strategies as st
 from streamio.errors import CorruptShard, ShardWarning, UsageError
 from streamio.shards.formats import FORMATS, format_named, format_of
 from streamio.shards.index import ShardIndex
-from streamio.shards.tar import TAR, escape, member_header, scan, unescape
+from streamio.shards.tar import TAR, escape, member_headers, scan, unescape
 from tests.samples import big_tar, raw_tar
 from tests.shards.conformance import ODD_KEYS, FormatContract, Row, npy, raw_keys, read, tally, write
 
@@ -126,7 +126,7 @@ class TestTar(FormatContract):
     ], ids=lambda name: f"{name[:3]!r} x {len(name)}")  # fmt: skip
     @pytest.mark.parametrize("size", [0, 511, 8 * 2**30 - 1, 8 * 2**30, 10**12])
     def test_headers_say_what_tarfile_reads(self, name: bytes, size: int) -> None:
-        blocks = member_header(name, size)
+        blocks = member_headers([name], np.array([size]))[0]
         assert len(blocks) % 512 == 0
         with tempfile.TemporaryFile() as file:
             file.write(blocks)
@@ -137,8 +137,28 @@ class TestTar(FormatContract):
         assert info is not None and (os.fsencode(info.name), info.size, info.isreg()) == (name, size, True)
 
     def test_ordinary_names_take_one_block(self) -> None:
-        assert len(member_header(b"n" * 100, 8 * 2**30 - 1)) == 512
-        assert len(member_header(b"p" * 155 + b"/" + b"n" * 100, 0)) == 512
+        assert len(member_headers([b"n" * 100], np.array([8 * 2**30 - 1]))[0]) == 512
+        assert len(member_headers([b"p" * 155 + b"/" + b"n" * 100], np.array([0]))[0]) == 512
+
+    @given(
+        members=st.lists(
+            st.tuples(
+                st.sampled_from([b"", b"p/" * 60, b"p" * 155 + b"/", b"p" * 200 + b"/"]), raw_keys,
+                st.sampled_from([0, 511, 8 * 2**30 - 1, 8 * 2**30]) | st.integers(0, 10**11),
+            ),
+            min_size=1, max_size=20,
+        )
+    )  # fmt: skip
+    def test_headers_of_many_members_are_those_of_each(self, members: list[tuple[bytes, bytes, int]]) -> None:
+        names, sizes = [folder + key for folder, key, _ in members], np.array([size for *_, size in members])
+        headers = member_headers(names, sizes)
+        assert headers == [member_headers([name], sizes[at : at + 1])[0] for at, name in enumerate(names)]
+        for name, size, blocks in zip(names, sizes.tolist(), headers, strict=True):
+            if len(blocks) > 512:
+                assert len(name) > 100 or size >= 8 * 2**30
+                continue
+            info = tarfile.TarInfo.frombuf(blocks, "utf-8", "surrogateescape")  # says whether the checksum is right
+            assert (os.fsencode(info.name), info.size, info.mode, info.isreg()) == (name, size, 0o644, True)
 
     def test_refuses_what_is_not_bytes(self, path: Path) -> None:
         writer = TAR.create(path)

@@ -13,7 +13,7 @@ import pytest
 import webdataset
 
 from streamio.errors import CorruptShard, ShardWarning, UsageError
-from streamio.shards.tar import member_header
+from streamio.shards.tar import member_headers
 from streamio.shards.tarstream import HeldSamples, StreamSample, stream_samples, stream_sources
 from tests.samples import raw_tar
 
@@ -165,7 +165,7 @@ def test_memory_does_not_grow_with_the_stream() -> None:
 
     def endless() -> Iterator[bytes]:
         for n in range(20_000):
-            yield member_header(b"%d.bin" % n, 512) + bytes(512)
+            yield member_headers([b"%d.bin" % n], np.array([512]))[0] + bytes(512)
         yield bytes(1024)
 
     tracemalloc.start()
