@@ -34,7 +34,7 @@ from streamio.shards.columns import columns_of
 from streamio.shards.formats import format_named, format_of
 from streamio.shards.index import INDEX_SUFFIX, ShardIndex
 from streamio.shards.manifest import MANIFEST_NAME, FieldSpec, Manifest, ShardEntry, file_checksum
-from streamio.shards.setfiles import LocalFiles, listed
+from streamio.shards.setfiles import MOST_OPEN, LocalFiles, listed
 from streamio.storage.cache import default_cache_root
 from streamio.storage.files import download, file_name, is_url, local_path, redact, size
 
@@ -61,6 +61,7 @@ class ForeignFiles:
     The fingerprint covers names, keys and places of everything in the shards, not their payloads.
     """
 
+    most_open = MOST_OPEN
     promised = False
     """`notes` has what the walk of the shards left out or found odd: of each opening, not just of the first."""
 

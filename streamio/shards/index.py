@@ -19,6 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamio.errors import BadIndex, CorruptShard, StorageError
+from streamio.storage.maps import map_file
 from streamio.types import Rows
 
 INDEX_SUFFIX = ".idx"
@@ -171,9 +172,9 @@ class ShardIndex:
         StorageError where no more files can be opened.
         """
         try:
-            raw = np.asarray(np.memmap(path, np.uint8, mode="r"))  # a memmap is slow at every access
-        except (ValueError, OSError) as error:
-            if isinstance(error, OSError) and error.errno in (errno.EMFILE, errno.ENFILE):
+            raw = map_file(path)
+        except OSError as error:
+            if error.errno in (errno.EMFILE, errno.ENFILE):
                 raise StorageError(
                     f"cannot be read: {error.strerror}", fix="Raise the limit (ulimit -n), or open fewer sets",
                     path=os.fspath(path),

@@ -47,10 +47,10 @@ _Values: TypeAlias = "NDArray[Any] | list[memoryview | NDArray[Any] | None]"
 class OpenedSet:
     """All shards of a set. Raises at once if the set is not whole; shards and indexes open when they are used.
 
-    max_open: shards that a process holds open, each with two file descriptors.
+    max_open: shards that a process holds open; None: as many as is best for these files.
     """
 
-    def __init__(self, files: SetFiles, max_open: int) -> None:
+    def __init__(self, files: SetFiles, max_open: int | None) -> None:
         self.files = files
         self.manifest = files.manifest
         self.sizes = np.array([shard.samples for shard in self.manifest.shards], np.int64)
@@ -59,7 +59,7 @@ class OpenedSet:
         self.samples = int(self.ends[-1]) if len(self.ends) else 0
         self.columns = SetColumns(files)
         # Not a method of ours: the ring of references would keep dropped sets open until garbage is collected.
-        self.pool = ReaderPool(partial(open_reader, files), max_open)
+        self.pool = ReaderPool(partial(open_reader, files), max_open or files.most_open)
         self._sample_bytes = sum(shard.bytes for shard in self.manifest.shards) // max(1, self.samples)
         self._unseen = _LOOK_EVERY
         self._number_layouts: dict[str, dict[int, Layout | None]] = {}  # by stored name and shard

@@ -3,19 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from streamio.shards.reader import ShardReader
-
-if sys.platform != "win32":
-    import resource
-
-_DESCRIPTORS = 2
-"""That an open shard takes: one for its map, one for that of its index."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,15 +30,12 @@ class PoolStats:
 class ReaderPool:
     """Readers by shard number, at most `limit` of them; the one not used for longest goes first.
 
-    limit: lowered to what takes a quarter of the file descriptors that this process may have.
-
     Used from any thread. Dropping a reader only drops the pool's hold on it: a thread that is reading from
     it, and views of its map, keep the map until they are done.
     """
 
     def __init__(self, open_reader: Callable[[int], ShardReader], limit: int) -> None:
-        self._open_reader = open_reader
-        self.limit = min(limit, _affordable())
+        self._open_reader, self.limit = open_reader, limit
         self._start_afresh()
 
     def _start_afresh(self) -> None:
@@ -101,11 +91,3 @@ class ReaderPool:
                 evictions=self._evictions,
                 mapped_bytes=sum(reader.mapped_bytes for reader in self._readers.values()),
             )
-
-
-def _affordable() -> int:
-    """Shards that take a quarter of the file descriptors that this process may have, at least 1."""
-    if sys.platform == "win32":
-        return sys.maxsize
-    most = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
-    return sys.maxsize if most == resource.RLIM_INFINITY else max(1, most // 4 // _DESCRIPTORS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mmap
 import os
 from functools import lru_cache
 from pathlib import Path
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 from streamio.errors import BadIndex, MissingShard, StorageError, UsageError
 from streamio.shards.index import MISSING, ShardIndex
 from streamio.shards.space import Addresses, address, copy_items
+from streamio.storage.maps import map_descriptor
 from streamio.types import ArrayColumn, Column, ListColumn, Rows
 
 Layout: TypeAlias = "tuple[np.dtype[Any], tuple[int, ...]]"
@@ -161,7 +161,7 @@ def _map(path: str | os.PathLike[str], index: ShardIndex, name: str) -> memoryvi
         with open(path, "rb") as file:
             size = os.fstat(file.fileno()).st_size
             index.check(name, size)
-            return memoryview(mmap.mmap(file.fileno(), size, access=mmap.ACCESS_READ) if size else b"")
+            return map_descriptor(file.fileno(), size).data
     except FileNotFoundError:
         raise MissingShard(
             f"{os.fspath(path)} is not there", fix="Copy the set again or pack it again", shard=name

@@ -24,15 +24,12 @@ from streamio.types import Alloc, Column, Rows, new_array
 
 Source: TypeAlias = "str | os.PathLike[str] | Sequence[str | os.PathLike[str]]"
 
-MAX_OPEN = 64
-"""Shards that a process holds open by default: 128 file descriptors, half of what macOS allows a process."""
-
 
 def open_shards(
     source: Source,
     *,
     cache: str | os.PathLike[str] | None = None,
-    max_open: int = MAX_OPEN,
+    max_open: int | None = None,
     shards: int | None = None,
 ) -> ShardSet:
     """Open a shard set: known as `streamio.open`.
@@ -41,8 +38,8 @@ def open_shards(
               list of tars; a pattern of tars (`"x-{000..010}.tar"`, `"tars/*.tar"`). Tars of others are walked
               once, see `streamio index`.
     cache:    folder for downloaded shards; default: STREAMIO_CACHE, else the user's cache folder.
-    max_open: shards that each process holds open at a time (two file descriptors each; never more than a
-              quarter of the descriptors that the process may have).
+    max_open: shards that each process holds open at a time (memory maps, and no file descriptor). None: 4,096, and
+              512 of those behind a URL, whose indexes take memory.
     shards:   of a set that grows (`streamio.capture`): the first so many; None: those that there are now.
 
     Raises before anything is read: BadManifest, MissingShard with all files that are not there, CorruptShard
@@ -73,11 +70,11 @@ class ShardSet:
         source: str | tuple[str, ...],
         *,
         cache: str | None,
-        max_open: int,
+        max_open: int | None,
         expected: str | None = None,
         shards: int | None = None,
     ) -> None:
-        if max_open < 1:
+        if max_open is not None and max_open < 1:
             raise UsageError(f"max_open={max_open}", fix="At least one shard must be open to be read")
         self._source, self._cache, self._max_open, self._expected = source, cache, max_open, expected
         self._shards = shards
@@ -326,7 +323,7 @@ def _written_anew(place: str) -> ShardError:
 
 
 def _reopen(
-    source: str | tuple[str, ...], cache: str | None, max_open: int, fingerprint: str, packed: bytes | None,
+    source: str | tuple[str, ...], cache: str | None, max_open: int | None, fingerprint: str, packed: bytes | None,
     shards: int | None,
 ) -> ShardSet:  # fmt: skip
     """Unpickle: nothing is opened before it is used."""
