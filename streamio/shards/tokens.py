@@ -35,7 +35,8 @@ class Documents:
 
     eos: a token put behind every document that has any; None: the documents as they are.
 
-    Each process makes `line` for itself, once, on first use: 8 bytes for each document.
+    Each process makes `line` for itself, once, on first use: 8 bytes for each document; and one byte more, which
+    says whether it has compared the document's header.
     """
 
     set: ShardSet
@@ -88,20 +89,28 @@ class Documents:
             reader = opened.pool.get(shard)
             held.append(reader)
             with where(shard=reader.name, field=self.field.name):
-                places[here] = self._places_in(reader, rows[here], counts[here])
+                places[here] = self._places_in(reader, documents[here], rows[here], counts[here])
         return places, held
 
-    def _places_in(self, reader: ShardReader, rows: Rows, counts: Counts) -> Addresses:
+    def _places_in(self, reader: ShardReader, documents: Counts, rows: Rows, counts: Counts) -> Addresses:
         index = reader.index.fields[self.field.stored]
         dtype, skip = self.field.layout(index)
         # A view of the index file is a memmap, of which any operation takes three times as long.
         starts = np.asarray(index.offsets)[rows] + address(reader._bytes)
         if skip:
-            check_headers(starts, rows, counts, dtype, skip)
+            new = np.flatnonzero(~self._compared[documents])
+            if len(new):
+                check_headers(starts[new], rows[new], counts[new], dtype, skip)
+                self._compared[documents[new]] = True
         return starts + skip
 
+    @cached_property
+    def _compared(self) -> NDArray[np.bool_]:
+        """Whether the header of each document was compared in this process: windows come to it again and again."""
+        return np.zeros(len(self.line.edges) - 1, np.bool_)
+
     def __getstate__(self) -> dict[str, Any]:
-        return _without(self, "line", "_bases")
+        return _without(self, "line", "_bases", "_compared")
 
 
 @dataclass(frozen=True, kw_only=True)
