@@ -8,6 +8,7 @@ for batch in streamio.StreamLoader(ds): ...                  # {"__key__": …, 
 
 from __future__ import annotations
 
+import gc
 import importlib
 from typing import TYPE_CHECKING, Any
 
@@ -177,15 +178,30 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     if name in ("adapters", "device", "image"):
-        return importlib.import_module(f"streamio.{name}")
+        return _loaded(f"streamio.{name}")
     if name == "open":
-        value = importlib.import_module("streamio.shards.shardset").open_shards
+        value = _loaded("streamio.shards.shardset").open_shards
     elif name in _MODULE_OF:
-        value = getattr(importlib.import_module(_MODULE_OF[name]), name)
+        value = getattr(_loaded(_MODULE_OF[name]), name)
     else:
         raise AttributeError(f"module 'streamio' has no attribute {name!r}")
     globals()[name] = value
     return value
+
+
+def _loaded(module: str) -> Any:
+    """The module, imported while no garbage is collected.
+
+    What an import makes stays. That it makes so much would set off a full collection, which also walks through all
+    that torch has made: 0.1 s, as long as the import itself.
+    """
+    collects = gc.isenabled()
+    gc.disable()
+    try:
+        return importlib.import_module(module)
+    finally:
+        if collects:
+            gc.enable()
 
 
 def __dir__() -> list[str]:

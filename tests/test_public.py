@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import gc
+import importlib
 import json
 import subprocess
 import sys
+from contextlib import suppress
 
 import pytest
 
@@ -78,11 +81,21 @@ HEAVY = {"torch", "webdataset", "aiohttp", "s3fs", "gcsfs", "adlfs", "boto3", "b
 """What no command but a training loop may load: torch, and every extra."""
 
 
-def _loaded_by(code: str) -> set[str]:
-    """Top-level packages that a fresh interpreter has loaded after this code."""
-    code += "\nimport json, sys; print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+LATER = {"PIL", "numpy.random", "h5py", "fsspec", "rich", "typer", "streamio.packing", "streamio.sources"}
+"""What a training loop may load when it needs it, and not before: each takes as long as ten of our modules."""
+
+
+def _modules(code: str, before: str = "") -> set[str]:
+    """Full names of the modules that a fresh interpreter has loaded after this code, without those of `before`."""
+    code = f"import json, sys\n{before}\nthere = set(sys.modules)\n{code}"
+    code += "\nprint(json.dumps(sorted(set(sys.modules) - there)))"
     done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
     return set(json.loads(done.stdout.splitlines()[-1]))
+
+
+def _loaded_by(code: str) -> set[str]:
+    """Top-level packages that a fresh interpreter has loaded after this code."""
+    return {name.split(".")[0] for name in _modules(code)}
 
 
 def test_exactly_these_names_are_public() -> None:
@@ -117,6 +130,30 @@ def test_a_name_that_is_not_there_raises_attribute_error() -> None:
 
 def test_the_image_operations_are_public() -> None:
     assert {"CenterCrop", "RandomResizedCrop", "Resize"} <= set(vars(streamio.image))
+
+
+def test_a_training_loop_loads_what_it_needs_and_nothing_more() -> None:
+    names = "streamio.ShardDataset, streamio.StreamLoader, streamio.make_loader, streamio.image"
+    loaded = _modules(f"import streamio; {names}", before="import numpy, torch")
+    assert {"streamio.dataset", "streamio.loading.loader", "simplejpeg"} <= loaded
+    assert not loaded & LATER
+
+
+@pytest.mark.parametrize("collects", [True, False])
+@pytest.mark.parametrize("name", ["json", "not.there"])
+def test_no_garbage_is_collected_while_a_module_loads(
+    monkeypatch: pytest.MonkeyPatch, name: str, collects: bool
+) -> None:
+    during, load = [], importlib.import_module
+    monkeypatch.setattr(importlib, "import_module", lambda _: (during.append(gc.isenabled()), load(name))[1])
+    (gc.enable if collects else gc.disable)()
+    try:
+        with suppress(ModuleNotFoundError):
+            streamio.__getattr__("image")
+        after = gc.isenabled()
+    finally:
+        gc.enable()
+    assert (during, after) == ([False], collects)
 
 
 def test_importing_streamio_loads_no_torch_and_no_extra() -> None:

@@ -13,28 +13,21 @@ from __future__ import annotations
 import io
 import math
 import threading
-from collections.abc import Callable, Mapping
-from typing import Literal, TypeAlias
+from collections.abc import Callable
+from functools import cache
+from typing import TYPE_CHECKING, Literal, TypeAlias
 
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import (
-    BmpImagePlugin,
-    GifImagePlugin,
-    Image,
-    ImageFile,
-    JpegImagePlugin,
-    PngImagePlugin,
-    PpmImagePlugin,
-    TiffImagePlugin,
-    WebPImagePlugin,
-)
 
 from streamio.codecs.base import Data
 from streamio.codecs.sniff import Head, looks_like, picture_kind, read_head
 from streamio.errors import DecodeError, StreamioError, UsageError
 from streamio.image import Geometry, ImageOp
+
+if TYPE_CHECKING:
+    from PIL import Image, ImageFile
 
 Pixels: TypeAlias = NDArray[np.uint8]
 Mode: TypeAlias = Literal["RGB", "RGBA", "L"]
@@ -54,18 +47,6 @@ MAX_PIXELS = 178_956_970
 BACKENDS: tuple[Backend, ...] = ("simplejpeg", "pillow")
 _CHANNELS = {"RGB": 3, "RGBA": 4, "L": 1}
 _COLORSPACE = {"RGB": "RGB", "RGBA": "RGBA", "L": "GRAY"}
-
-# Built directly and not through Image.open, which would try every format that is installed, and whose
-# limit on pixels is one for the whole process.
-_OPENERS: Mapping[str, type[ImageFile.ImageFile]] = {
-    "jpeg": JpegImagePlugin.JpegImageFile,
-    "png": PngImagePlugin.PngImageFile,
-    "webp": WebPImagePlugin.WebPImageFile,
-    "bmp": BmpImagePlugin.BmpImageFile,
-    "gif": GifImagePlugin.GifImageFile,
-    "tiff": TiffImagePlugin.TiffImageFile,
-    "pnm": PpmImagePlugin.PpmImageFile,
-}
 
 # What libjpeg says where a part of the picture is missing. Its other complaints (stray bytes before a
 # marker, an unknown Adobe transform) leave the picture whole: Pillow, which ignores them, decodes it.
@@ -190,14 +171,15 @@ _TURNS = {
     8: (True, False, True),
 }
 _MOVES = {
-    _TURNS[2]: Image.Transpose.FLIP_LEFT_RIGHT,
-    _TURNS[3]: Image.Transpose.ROTATE_180,
-    _TURNS[4]: Image.Transpose.FLIP_TOP_BOTTOM,
-    _TURNS[5]: Image.Transpose.TRANSPOSE,
-    _TURNS[6]: Image.Transpose.ROTATE_270,
-    _TURNS[7]: Image.Transpose.TRANSVERSE,
-    _TURNS[8]: Image.Transpose.ROTATE_90,
+    _TURNS[2]: "FLIP_LEFT_RIGHT",
+    _TURNS[3]: "ROTATE_180",
+    _TURNS[4]: "FLIP_TOP_BOTTOM",
+    _TURNS[5]: "TRANSPOSE",
+    _TURNS[6]: "ROTATE_270",
+    _TURNS[7]: "TRANSVERSE",
+    _TURNS[8]: "ROTATE_90",
 }
+"""By the names that Pillow has for them."""
 Box: TypeAlias = tuple[float, float, float, float]
 
 
@@ -213,7 +195,7 @@ def _as_stored(box: Box, size: tuple[int, int], head: Head) -> tuple[Box, tuple[
     return ((top, left, h, w), (size[1], size[0])) if swap else ((left, top, w, h), size)
 
 
-def _turn(orientation: int, flip: bool) -> Image.Transpose | None:
+def _turn(orientation: int, flip: bool) -> str | None:
     """What makes the picture upright and then mirrors it."""
     swap, mirror, upside = _TURNS[orientation]
     return _MOVES.get((swap, mirror != flip, upside))
@@ -223,7 +205,7 @@ def _make(
     pixels: Pixels,
     box: Box,
     size: tuple[int, int],
-    turn: Image.Transpose | None,
+    turn: str | None,
     out: Pixels | None,
     resize: Resize | None,
 ) -> Pixels:
@@ -236,7 +218,7 @@ def _make(
     whole = inner == (0, 0, width, height)
     if whole and size == (height, width) and turn is None:
         return _put(part, out)
-    mirrored = turn == Image.Transpose.FLIP_LEFT_RIGHT
+    mirrored = turn == "FLIP_LEFT_RIGHT"
     if resize is None or not whole or channels != 3 or (turn is not None and not mirrored):
         return _put(_made_by_pillow(part, inner, size, turn), out)
     made = out if out is not None and out.flags.c_contiguous else np.empty((*size, channels), np.uint8)
@@ -244,14 +226,16 @@ def _make(
     return made if out is None or made is out else _put(made, out)
 
 
-def _made_by_pillow(part: Pixels, inner: Box, size: tuple[int, int], turn: Image.Transpose | None) -> Pixels:
+def _made_by_pillow(part: Pixels, inner: Box, size: tuple[int, int], turn: str | None) -> Pixels:
     """inner: (left, top, right, bottom) in the part."""
+    from PIL import Image
+
     grey = part.shape[2] == 1
     picture = Image.fromarray(part[:, :, 0] if grey else part)
     if (*inner, *size) != (0, 0, *picture.size, picture.height, picture.width):
         picture = picture.resize((size[1], size[0]), Image.Resampling.BILINEAR, box=inner)
     if turn is not None:
-        picture = picture.transpose(turn)
+        picture = picture.transpose(Image.Transpose[turn])
     made = np.asarray(picture)
     return made[:, :, None] if grey else made
 
@@ -340,10 +324,39 @@ def _decode_jpeg(
     return buffer if buffer is not None and buffer.shape == pixels.shape else pixels
 
 
+@cache
+def _pillow() -> dict[str, type[ImageFile.ImageFile]]:
+    """What opens a picture, by kind.
+
+    Not Image.open, which would try every format that is installed, and whose limit on pixels is one for the whole
+    process. Pillow is loaded where it is used: that takes 20 ms, and most JPEGs do without it.
+    """
+    from PIL import (
+        BmpImagePlugin,
+        GifImagePlugin,
+        JpegImagePlugin,
+        PngImagePlugin,
+        PpmImagePlugin,
+        TiffImagePlugin,
+        WebPImagePlugin,
+    )
+
+    return {
+        "jpeg": JpegImagePlugin.JpegImageFile,
+        "png": PngImagePlugin.PngImageFile,
+        "webp": WebPImagePlugin.WebPImageFile,
+        "bmp": BmpImagePlugin.BmpImageFile,
+        "gif": GifImagePlugin.GifImageFile,
+        "tiff": TiffImagePlugin.TiffImageFile,
+        "pnm": PpmImagePlugin.PpmImageFile,
+    }
+
+
 def _with_pillow(data: Data, head: Head, mode: Mode, eighths: int, max_pixels: int) -> Pixels:
     """The picture as stored (a TIFF: upright), in this mode."""
+    opener = _pillow()[head.kind]
     try:
-        with _OPENERS[head.kind](io.BytesIO(data)) as picture:
+        with opener(io.BytesIO(data)) as picture:
             _refuse_bomb(*picture.size, max_pixels)
             if eighths < 8:
                 picture.draft(None, (head.width * eighths // 8, head.height * eighths // 8))
@@ -355,6 +368,8 @@ def _with_pillow(data: Data, head: Head, mode: Mode, eighths: int, max_pixels: i
 
 
 def _to_array(picture: Image.Image, mode: Mode, kind: str) -> Pixels:
+    from PIL import Image
+
     picture.load()
     if picture.mode.startswith("I;16") or (picture.mode == "I" and kind in ("png", "pnm")):
         upper = (np.asarray(picture).astype(np.uint32) >> 8).astype(np.uint8)

@@ -9,7 +9,6 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import simplejpeg
 from numpy.typing import NDArray
-from PIL import Image
 
 from streamio.codecs.arrays import as_array
 from streamio.codecs.base import Data, Scalar, codec_for
@@ -95,6 +94,8 @@ def encode_image(value: Any, kind: Kind, quality: int | None = None, sampling: s
             np.ascontiguousarray(pixels), quality or JPEG_QUALITY, space, sampling
         )
         return encoded
+    from PIL import Image
+
     file = io.BytesIO()
     options: dict[str, Any] = {}
     if kind == "webp":
@@ -106,6 +107,8 @@ def encode_image(value: Any, kind: Kind, quality: int | None = None, sampling: s
 
 def _as_pixels(value: Any) -> Pixels:
     """(height, width, channels), or UsageError."""
+    from PIL import Image
+
     if isinstance(value, Image.Image) and value.mode not in ("L", "RGB", "RGBA"):
         value = value.convert("RGBA" if value.has_transparency_data else "RGB")
     array = np.asarray(value) if isinstance(value, Image.Image) else as_array(value)

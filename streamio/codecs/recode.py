@@ -6,7 +6,6 @@ import io
 from typing import get_args
 
 import simplejpeg
-from PIL import Image
 
 from streamio.codecs.base import Data
 from streamio.codecs.pixels import Mode, decode_image
@@ -59,6 +58,8 @@ def _quality(data: Data) -> int:
     From the sum of its table of divisors for brightness, by the formula of the IJG's library that makes such tables
     of a quality from 1 to 100 (jpeg_quality_scaling in jcparam.c).
     """
+    from PIL import Image
+
     with Image.open(io.BytesIO(data)) as image:
         tables = getattr(image, "quantization", {})
     scale = 100 * sum(tables[0]) / _DIVISORS if 0 in tables else 0
