@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+import subprocess
 import sys
 import time
 from dataclasses import replace
@@ -195,6 +196,13 @@ def test_streamio_is_written_checked_and_timed_in_processes_of_their_own(tmp_pat
     assert found["rate"] > 0 and found["memory"] > 10e6 and found["first_batch"] > 0 and found["batches"] > 0
 
 
+def test_cells_keep_bytecode_whatever_the_environment_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
+    code = "import sys; print(sys.dont_write_bytecode)"
+    with processes.started([sys.executable, "-c", code], subprocess.DEVNULL) as process:
+        assert process.stdout is not None and process.stdout.read() == "False\n"
+
+
 def test_a_cell_that_hangs_is_ended_with_all_that_it_started(tmp_path: Path) -> None:
     fake = tmp_path / "python"
     fake.write_text(f"#!/bin/sh\nsleep 60 &\necho $! > {tmp_path}/child\nwait\n")
@@ -272,6 +280,26 @@ def test_goals_are_ratios_of_the_best_cells_and_say_whether_they_hold() -> None:
     assert found["d", "CPU seconds: the lowest peer's, by ours"].value == pytest.approx(1)
     assert found["g", "`tar cf`, tiny files, 1 worker"].value == pytest.approx(1.25)
     assert found["a", "the best peer"].holds is None
+
+
+def test_a_start_is_compared_with_the_bare_one_of_its_workload() -> None:
+    bare = {"peer": "bare", "variant": "bare", "label": "nothing read", "role": "bare"}
+    runs = [
+        _run(first_batch=2.0),
+        _run(**bare, first_batch=1.75),
+        _run(**bare, workload="a", first_batch=1.0),
+    ]
+    found = [goal for goal in goals.goals(Results(runs=runs)) if goal.text == "first batch after the bare cost"]
+    assert [(goal.workload, goal.value, goal.holds) for goal in found] == [("d", 0.25, True)]
+
+
+def test_a_start_without_a_bare_one_of_its_workload_is_compared_with_that_of_another() -> None:
+    bare = {"peer": "bare", "variant": "bare", "label": "nothing read", "role": "bare", "workload": "a"}
+    runs = [_run(first_batch=2.0), _run(**bare, first_batch=1.5), _run(**bare, workers=0, first_batch=1.0)]
+    assert Results(runs=runs).bare_start("d", 2) == 1.5
+    assert Results(runs=runs).bare_start("d", 8) is None
+    found = [goal for goal in goals.goals(Results(runs=runs)) if goal.text == "first batch after the bare cost"]
+    assert [(goal.workload, goal.value) for goal in found] == [("d", 0.5)]
 
 
 def test_without_ffcv_its_rate_is_scaled_and_marked() -> None:

@@ -197,13 +197,13 @@ def _lowest_ratio(cells: _Cells, workload: str, figure: str, workers: int) -> fl
 def _start(results: Results) -> Iterator[Goal]:
     """The slowest start of ours, above the bare cost with as many workers."""
     cells = [cell for cell in results.cells() if not cell.problem]
-    bare = {cell.workers: cell.first_batch for cell in cells if cell.role == "bare"}
     for workload in _RATES:
         later = [
-            cell.first_batch - bare[cell.workers]
+            cell.first_batch - bare
             for cell in cells
-            if _ours(cell) and cell.workload == workload and cell.workers in bare
-        ]
+            if _ours(cell) and cell.workload == workload
+            and (bare := results.bare_start(workload, cell.workers)) is not None
+        ]  # fmt: skip
         if later:
             yield Goal(
                 workload=workload, text="first batch after the bare cost", value=max(later), target=0.3, unit="s",

@@ -47,6 +47,13 @@ def _count(data: Path, folder: str) -> int:
     return sum(len(files) for _, _, files in os.walk(data / "source" / folder))
 
 
+def read_all(source: Path) -> None:
+    """Read every file, so that none of the commands is the only one that waits for the disk."""
+    for folder, _, files in os.walk(source):
+        for file in files:
+            Path(folder, file).read_bytes()
+
+
 def seconds_of(command: list[str], out: Path) -> float:
     """How long a command takes; what it made is removed. Raises UnavailableError if it fails."""
     out.parent.mkdir(parents=True, exist_ok=True)

@@ -98,7 +98,10 @@ def _hand(peer: str, name: str, label: str, workloads: str, quick: str, store: s
 
 VARIANTS: tuple[Variant, ...] = (
     *_ours(),
-    Variant(peer="bare", name="bare", label="nothing read", workloads="a", quick="a02", role="bare"),
+    Variant(
+        peer="bare", name="bare", label="nothing read", workloads="abcdef", quick="a02",
+        role="bare",
+    ),
     Variant(peer="imagefolder", name="simplejpeg", label="ImageFolder-like", workloads="ab", quick="a2"),
     Variant(peer="imagefolder", name="pillow", label="ImageFolder-like, Pillow", workloads="a", quick=""),
     _peer("webdataset", "WebDataset", "abcdef", "a2 c2 d2"),

@@ -83,6 +83,14 @@ class Results:
     def problems(self) -> list[Run]:
         return [run for run in self.runs if run.problem]
 
+    def bare_start(self, workload: str, workers: int) -> float | None:
+        """The first batch of a loader that reads nothing: in this workload, or else in the first that has one."""
+        bare = [
+            cell for cell in self.cells() if cell.role == "bare" and cell.workers == workers and not cell.problem
+        ]
+        own = [cell for cell in bare if cell.workload == workload]
+        return (own or bare)[0].first_batch if bare else None
+
     def packed(self, folder: str, how: str) -> float | None:
         """Median seconds."""
         seconds = self.packing.get(folder, {}).get(how)

@@ -148,6 +148,7 @@ class Session:
         chosen = [one for one in packing.PACKERS if not self.options.peers or one in self.options.peers]
         for _ in range(self.options.rounds):
             for folder in packing.FOLDERS:
+                packing.read_all(self.options.data / "source" / folder)
                 for name, out, command in self._packers(folder, chosen):
                     self._pack_once(folder, name, out, command)
 

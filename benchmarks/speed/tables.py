@@ -60,17 +60,16 @@ def _goal_cells(goal: Goal) -> tuple[str, str, str]:
 def detail(results: Results, workload: str) -> str:
     """All figures of one workload."""
     cells = [cell for cell in results.cells() if cell.workload == workload and not cell.problem]
-    bare = {cell.workers: cell.first_batch for cell in results.cells() if cell.role == "bare" and not cell.problem}
     head = [
         "loader", "workers", "samples/s", "MB/s", "of the limit", "CPU s per 1,000", "first batch, s",
         "above bare, s", "memory, MB", "p99 wait, ms",
     ]  # fmt: skip
-    return markdown(head, [_figures(cell, results.limits, bare) for cell in cells])
+    return markdown(head, [_figures(cell, results) for cell in cells])
 
 
-def _figures(cell: Run, limits: dict[str, float], bare: dict[int, float]) -> list[str]:
-    share = share_of_limit(cell, limits) if cell.role != "bare" else None
-    start = bare.get(cell.workers)
+def _figures(cell: Run, results: Results) -> list[str]:
+    share = share_of_limit(cell, results.limits) if cell.role != "bare" else None
+    start = results.bare_start(cell.workload, cell.workers)
     return [
         cell.label, str(cell.workers), short(cell.rate), f"{bytes_per_second(cell) / 1e6:,.0f}",
         "" if share is None else f"{share:.3f}", f"{cell.cpu:.4f}", f"{cell.first_batch:.2f}",

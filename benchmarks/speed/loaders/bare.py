@@ -22,10 +22,10 @@ class Zeros(IterableDataset[Any]):
     def __iter__(self) -> Iterator[Any]:
         info = get_worker_info()
         worker, workers = (info.id, info.num_workers) if info else (0, 1)
-        batch = self._job.about.batch
-        data = torch.zeros((batch, *self._job.about.shape), dtype=torch.uint8)
-        for first in range(worker * batch, self._job.samples, workers * batch):
-            numbers = torch.arange(first, min(first + batch, self._job.samples))
+        about = self._job.about
+        data = torch.zeros((about.batch, *about.shape), dtype=getattr(torch, about.dtype))
+        for first in range(worker * about.batch, self._job.samples, workers * about.batch):
+            numbers = torch.arange(first, min(first + about.batch, self._job.samples))
             yield data[: len(numbers)], numbers
 
 
