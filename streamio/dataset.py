@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from streamio.batching.declared import Collate, added_fields, as_declaration, as_function, check_declaration
 from streamio.batching.decode import FieldDecode
 from streamio.batching.delivery import Delivery
-from streamio.batching.joining import Joiner, choose_fields, read_batch
+from streamio.batching.joining import Joiner, choose_fields, read_batch, read_bundle
 from streamio.batching.missing import WhenMissing, as_rules, check_rules
 from streamio.batching.options import (
     JoinOptions,
@@ -34,6 +34,7 @@ from streamio.growth import Growth
 from streamio.order.announced import Announced, AnnouncedPlan
 from streamio.order.balance import Draw, Lots
 from streamio.order.base import Order
+from streamio.order.bundles import Bundle, joined, spans
 from streamio.order.columns import Columns
 from streamio.order.lanes import lanes_are_kept
 from streamio.order.lengths import Bucketing, Buckets, check_batch_size
@@ -80,7 +81,9 @@ class ShardDataset(ReadingStream):
     decode:     an operation of `streamio.image` for all pictures, or {field: operation, or a function of the
                 raw bytes, or False for the raw bytes}. False: raw bytes of all fields. An operation draws the
                 same numbers for every field of a sample, so a picture and its mask are cropped alike.
-    layout:     of pictures: "hwc", or "chw" (no copy; torch's channels_last).
+    layout:     of pictures: "hwc", or "chw" (no copy; torch's channels_last). prepare and transform get (H, W, C)
+                in any case; arrays that they, or functions in decode, return so, under the field's name, are
+                turned for "chw".
     prepare:    function of one decoded sample (a dict of arrays, numbers, strings) that draws nothing and returns
                 one; None drops it. It comes before transform. With cache= what it returns is kept, and nothing of
                 the sample is read or decoded again.
@@ -319,9 +322,16 @@ class ShardDataset(ReadingStream):
 
         more: further fields, a value for each row; those of the samples that are left are in the batch.
         """
-        valid = {} if batch.valid is None else {VALID: batch.valid}
-        picked = Picked(batch.rows, batch.visits, {**valid, **(more or {})}, batch.epoch)
-        return self.delivery(read_batch(self.reader, self.joiner, picked, alloc), batch)
+        return self.delivery(read_batch(self.reader, self.joiner, _picked(batch, more), alloc), batch)
+
+    @property
+    def reads_bundles(self) -> bool:
+        """Whether several batches can be read at once."""
+        return self.reader.reads_bundles and not (self.runs_user_code or isinstance(self.table, Announced))
+
+    def _read_bundle(self, bundle: Bundle, alloc: Alloc) -> list[Any] | None:
+        made = read_bundle(self.reader, self.joiner, _picked(joined(bundle)), alloc, spans(bundle))
+        return made and [self.delivery(batch, rows) for batch, rows in zip(made, bundle, strict=True)]
 
     def _functions(self) -> dict[str, Any]:
         draw, buckets = self.ordering.draw, self.buckets
@@ -341,6 +351,11 @@ class ShardDataset(ReadingStream):
         return (
             f"ShardDataset({self.table!r}, batch_size={self.batch_size}, shuffle={shuffle!r}, tail={self.tail!r})"
         )
+
+
+def _picked(batch: BatchRows, more: Mapping[str, NDArray[Any]] | None = None) -> Picked:
+    valid = {} if batch.valid is None else {VALID: batch.valid}
+    return Picked(batch.rows, batch.visits, {**valid, **(more or {})}, batch.epoch)
 
 
 def _growing(table: Table) -> ShardSet | None:

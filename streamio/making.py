@@ -51,7 +51,8 @@ def make_loader(
              then `cls`, or else the only number. Where that is not one of each, UsageError lists what there is.
     device, convert: give them to `loader.to`; None leaves batches in the memory of the program.
     options: any other of `ShardDataset` (seed=, tail=, layout=, transform=, …) and `StreamLoader` (num_workers=,
-             prefetch_bytes=, …), which come before what is chosen here. Pictures are laid out as layout="chw".
+             prefetch_bytes=, …), which come before what is chosen here. Pictures are laid out as layout="chw",
+             unless collate= is a function.
 
     The data set is `loader.dataset`. Workers are as many as the CPUs that are usable, if any are worth it; memory
     for batches made ahead is bounded, and page-locked where there is CUDA. Raises UsageError for options that
@@ -64,7 +65,7 @@ def make_loader(
         chosen = _input_and_label(table.fields)
     pictures = [name for name in chosen if name in table.fields and is_picture(table.fields[name])]
     defaults: dict[str, Any] = {"shuffle": train and "draw" not in options, "tail": "drop" if train else "even"}
-    if pictures:
+    if pictures and not callable(options.get("collate")):
         defaults["layout"] = "chw"
     decode = _decode(pictures, table.fields, size, train, options)
     if decode is not None:

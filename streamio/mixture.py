@@ -15,11 +15,12 @@ from streamio.batching.delivery import Delivery
 from streamio.batching.joining import Joiner
 from streamio.batching.options import check_choice, check_values
 from streamio.batching.picked import SOURCE, VALID, Picked
-from streamio.batching.sharing import common_joiner, in_places, join_fields, join_samples
+from streamio.batching.sharing import Parts, common_joiner, in_places, join_bundle, join_fields, join_samples
 from streamio.batching.stages import Count
 from streamio.callers import refuse_replay
 from streamio.dataset import ShardDataset
 from streamio.errors import UsageError
+from streamio.order.bundles import Bundle, joined, spans
 from streamio.order.columns import fingerprint
 from streamio.order.mixing import Anchor, MixtureOrder, Schedule, Stop, Weights, length, shares
 from streamio.order.mixplan import MixturePlan, Place
@@ -285,16 +286,32 @@ class Mixture(BatchStream):
             number = int(source[0])
             own = batch._replace(rows=batch.rows - self._offsets[number])
             return self._member(number).make_batch(own, alloc, {SOURCE: source})
+        join = join_samples if self._by_sample else join_fields
+        return self._delivery(join(self._joiner, self._parts(batch, source), alloc, self._counts.add), batch)
+
+    def _parts(self, batch: BatchRows, source: Rows) -> Parts:
+        """Which set reads which samples of a batch. source: the set of each."""
         more: dict[str, Any] = {SOURCE: source}
         if batch.valid is not None:
             more[VALID] = batch.valid
         picked = in_places(Picked(batch.rows, batch.visits, more, batch.epoch))
-        parts = [
+        return [
             (self._member(number).reader, self._own(number, picked.take(np.flatnonzero(source == number))))
             for number in np.unique(source).tolist()
         ]
-        join = join_samples if self._by_sample else join_fields
-        return self._delivery(join(self._joiner, parts, alloc, self._counts.add), batch)
+
+    @property
+    def reads_bundles(self) -> bool:
+        """Whether several batches can be read at once."""
+        apart = self._joiner is None or bool(self._sources) or self.runs_user_code
+        return not apart and all(member.reads_bundles for member in self.sets.values())
+
+    def _read_bundle(self, bundle: Bundle, alloc: Alloc) -> list[Any] | None:
+        assert self._joiner is not None
+        whole = joined(bundle)
+        parts = self._parts(whole, self._sets_of(whole.rows))
+        made = join_bundle(self._joiner, parts, alloc, self._counts.add, spans(bundle))
+        return made and [self._delivery(batch, rows) for batch, rows in zip(made, bundle, strict=True)]
 
     def _member(self, number: int) -> Member:
         return list(self.sets.values())[number]

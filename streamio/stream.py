@@ -7,9 +7,10 @@ import pickle
 import sys
 import warnings
 from abc import abstractmethod
-from collections.abc import Iterator, Mapping
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from multiprocessing.context import get_spawning_popen
 from types import FrameType
 from typing import Any, Protocol, Self
@@ -29,6 +30,7 @@ from streamio.callers import refuse_batch_size, refuse_second_split
 from streamio.errors import UsageError
 from streamio.handover.ring import SlotRing
 from streamio.mainguard import check_main_guard
+from streamio.order.bundles import Bundle, bundle_size, bundled
 from streamio.order.plan import BatchRows
 from streamio.order.state import Facts, State
 from streamio.pickling import dumps_by_value, is_by_value
@@ -135,6 +137,7 @@ class BatchStream(IterableDataset[Any]):
         self._pid = os.getpid()
         self._planned: tuple[Any, EpochPlan] | None = None
         self._ring: SlotRing | None = None
+        self._reads_alone = False
 
     @abstractmethod
     def _plan(self, world: World, epoch: int, start: Start) -> EpochPlan:
@@ -143,6 +146,32 @@ class BatchStream(IterableDataset[Any]):
     @abstractmethod
     def make_batch(self, batch: BatchRows, alloc: Alloc = new_array) -> Any:
         """The batch of these rows: read, decode, transform, collate. The same wherever it is made."""
+
+    @property
+    def bundle_batches(self) -> int:
+        """Batches that are best made at once."""
+        return bundle_size(self.batch_bytes()) if self.reads_bundles else 1
+
+    @property
+    def reads_bundles(self) -> bool:
+        """Whether several batches can be read at once. Not where a function of the user's runs, which may count."""
+        return False
+
+    def make_bundle(self, bundle: Bundle, alloc: Alloc = new_array) -> list[Any]:
+        """The batches of a bundle of more than one, as `make_batch` makes them; see `reads_bundles`.
+
+        What is wrong with one of them is raised for all: an error comes before up to so many batches that could
+        have been made. A state does not count them, as the loop did not get them.
+        """
+        made = None if self._reads_alone else self._read_bundle(bundle, alloc)
+        if made is None:
+            self._reads_alone = True  # where one cannot be, others likely cannot, and all would be read twice
+            return [self.make_batch(batch, alloc) for batch in bundle]
+        return made
+
+    def _read_bundle(self, bundle: Bundle, alloc: Alloc) -> list[Any] | None:
+        """Its batches, read at once; None where that cannot be, as where a sample is bad."""
+        return None
 
     @abstractmethod
     def batch_bytes(self) -> int:
@@ -207,6 +236,18 @@ class BatchStream(IterableDataset[Any]):
         """
         world = World(rank=at.rank, world_size=at.world_size, worker=worker, workers=workers)
         return self._plan(world, at.epoch, at.start).share(at.rank, first + worker, workers)
+
+    def bundles(
+        self, at: EpochStart, most: int, *, worker: int = 0, workers: int = 1, first: int = 0
+    ) -> Iterator[Bundle | None]:
+        """The same as `share`, up to `most` at a time; the first one comes alone."""
+        return bundled(self.share(at, worker=worker, workers=workers, first=first), most)
+
+    def make_all(self, at: EpochStart, bundle: Bundle, alloc: Alloc = new_array) -> list[Any]:
+        """The batches of a bundle that `bundles` gave."""
+        if len(bundle) == 1:
+            return [self.make_seeded(at, bundle[0], alloc)]
+        return self.make_bundle(bundle, alloc)
 
     def make_seeded(self, at: EpochStart, batch: BatchRows, alloc: Alloc = new_array) -> Any:
         """`make_batch`; in a worker process the global generators are seeded for the user's functions first."""
@@ -393,26 +434,39 @@ class Batches(Iterator[Any]):
     def __init__(self, stream: BatchStream, plan: EpochPlan, world: World, ring: SlotRing | None) -> None:
         self._stream, self._world, self._ring = stream, world, ring
         self._started = False
+        self._made: deque[tuple[int, Any]] = deque()
+        """Steps and their batches, made and not yet asked for."""
         self._go_on(plan, world.worker)
 
     def _go_on(self, plan: EpochPlan, step: int) -> None:
         self._plan, self._next = plan, step
-        self._shares = plan.share(self._world.rank, step, self._world.workers)
+        self._bundles = bundled(
+            plan.share(self._world.rank, step, self._world.workers), self._stream.bundle_batches
+        )
+        self._made.clear()
 
     def __next__(self) -> Any:
         stream = self._stream
         if not self._started:
             self._started = True
             stream._epochs.started(self._plan.epoch)
-        batch = _next_there(self._shares)
-        stream.seed_for(batch)
-        made: Any
-        if self._ring is None:
-            made = stream._checked(stream.make_batch(batch))
-        else:
-            made = self._ring.make(lambda alloc: _converted(stream._checked(stream.make_batch(batch, alloc))))
-        self._next = batch.step + self._world.workers
+        if not self._made:
+            bundle = _next_there(self._bundles)
+            steps = (batch.step for batch in bundle)
+            self._made.extend(zip(steps, self._make(bundle), strict=True))
+        step, made = self._made.popleft()
+        self._next = step + self._world.workers
         return made
+
+    def _make(self, bundle: Bundle) -> Iterable[Any]:
+        stream, ring, batch = self._stream, self._ring, bundle[0]
+        if len(bundle) > 1:
+            made = stream.make_bundle(bundle)
+            return made if ring is None else [ring.make(partial(_converted, each)) for each in made]
+        stream.seed_for(batch)
+        if ring is None:
+            return [stream._checked(stream.make_batch(batch))]
+        return [ring.make(lambda alloc: _converted(stream._checked(stream.make_batch(batch, alloc))))]
 
     def state_dict(self) -> dict[str, Any]:
         """Where this worker is; JSON-able."""
@@ -436,10 +490,10 @@ class Batches(Iterator[Any]):
         self._started = True
 
 
-def _next_there(shares: Iterator[BatchRows | None]) -> BatchRows:
-    while (batch := next(shares)) is None:
+def _next_there(bundles: Iterator[Bundle | None]) -> Bundle:
+    while (bundle := next(bundles)) is None:
         pass
-    return batch
+    return bundle
 
 
 def _of_torchdata(state: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -483,6 +537,6 @@ def _hands_over(caller: FrameType) -> bool:
     return get_worker_info() is not None and caller.f_locals.get("collate_fn") is default_convert
 
 
-def _converted(batch: Any) -> Any:
+def _converted(batch: Any, _: Alloc = new_array) -> Any:
     """What torch's DataLoader makes of a batch that needs no collating: lists of tuples, for one."""
     return default_convert(batch)  # type: ignore[no-untyped-call]

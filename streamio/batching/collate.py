@@ -17,27 +17,31 @@ from streamio.types import Alloc
 _NO_NUMBERS = "SUO"
 """Kinds of arrays that stay arrays of numpy: torch's own loader hands them on as well."""
 
-_FIX_SHAPES = (
+_ONE_SIZE = (
     "Give them one size while decoding (decode=streamio.image.RandomResizedCrop(224), CenterCrop or Resize), "
     "pack them in one (streamio pack --resize-short … --store raw), or say how they are joined: "
-    "collate={field: streamio.Pad(), streamio.Ragged() or 'list'}"
 )
+_JOIN = "collate={field: streamio.Pad(), streamio.Ragged() or 'list'}"
 
 
-def collate(samples: Sequence[Any], keys: Sequence[str], alloc: Alloc) -> Any:
+def collate(samples: Sequence[Any], keys: Sequence[str], alloc: Alloc, within: str = "") -> Any:
     """A list of samples as one batch: mappings and tuples field by field (nested ones too), the rest by `stack`.
 
-    keys: one for each sample, for messages. Raises SampleError where samples have different fields.
+    keys: one for each sample, for messages. within: the field of the samples that these are.
+    Raises SampleError where samples have different fields.
     """
     first = samples[0]
     if isinstance(first, Mapping):
-        columns = by_field(samples, keys)
-        return {name: join_values(name, values, keys, alloc) for name, values in columns.items()}
+        return {
+            name: join_values(f"{within}[{name!r}]" if within else name, values, keys, alloc)
+            for name, values in by_field(samples, keys).items()
+        }
     if isinstance(first, (tuple, list)):
         if any(not isinstance(s, (tuple, list)) or len(s) != len(first) for s in samples):
             raise SampleError("the samples of one batch are tuples of different lengths")
         return tuple(
-            join_values(str(i), list(values), keys, alloc) for i, values in enumerate(zip(*samples, strict=True))
+            join_values(f"{within}[{i}]" if within else str(i), list(values), keys, alloc)
+            for i, values in enumerate(zip(*samples, strict=True))
         )
     return stack("", samples, keys, alloc)
 
@@ -45,7 +49,7 @@ def collate(samples: Sequence[Any], keys: Sequence[str], alloc: Alloc) -> Any:
 def join_values(name: str, values: list[Any], keys: Sequence[str], alloc: Alloc) -> Any:
     """The values of one field as one of the batch; mappings and tuples field by field."""
     if isinstance(values[0], (Mapping, tuple)):
-        return collate(values, keys, alloc)
+        return collate(values, keys, alloc, within=name)
     return stack(name, values, keys, alloc)
 
 
@@ -131,7 +135,8 @@ def _stack_arrays(field: str, values: Sequence[Any], keys: Sequence[str], alloc:
         more = f" and {len(kinds) - 4} more kinds" if len(kinds) > 4 else ""
         usual = kinds.most_common(1)[0][0]
         raise ShapeMismatch(
-            f"the {len(values)} samples of a batch do not fit into one array: {shown}{more}", fix=_FIX_SHAPES,
+            f"the {len(values)} samples of a batch do not fit into one array: {shown}{more}",
+            fix=_ways_out(field, pictures=all(len(shape) == 3 for shape, _ in kinds)),
             key=next(k for v, k in zip(values, keys, strict=True) if (v.shape, v.dtype) != usual),
             field=field or None,
         )  # fmt: skip
@@ -147,3 +152,9 @@ def _stack_arrays(field: str, values: Sequence[Any], keys: Sequence[str], alloc:
     for i, value in enumerate(values):
         out[i] = value
     return out
+
+
+def _ways_out(field: str, *, pictures: bool) -> str:
+    if field.endswith("]"):  # the path of a value within one of the fields
+        return f"Return it as a field of the sample, and declare that: {_JOIN}; or declare what it lies in a 'list'"
+    return f"{_ONE_SIZE if pictures else 'Say how they are joined: '}{_JOIN}"

@@ -32,7 +32,7 @@ Values: TypeAlias = NDArray[Any] | list[Any]
 Columns: TypeAlias = dict[str, Values]
 """The fields of a batch, by name."""
 
-Rng: TypeAlias = Callable[[int], np.random.Generator]
+Rng: TypeAlias = "Callable[[int], np.random.Generator]"  # in quotes: who asks numpy for `random` loads it, 6 ms
 """Index in the batch -> the generator of that sample; new, and the same, at every call."""
 
 FieldDecode: TypeAlias = ImageOp | Callable[[bytes], Any] | bool | None
@@ -141,6 +141,13 @@ def is_picture(spec: FieldSpec) -> bool:
     if spec.codec in IMAGE_CODECS:
         return True
     return spec.dtype == "|u1" and spec.shape is not None and len(spec.shape) == 3 and spec.shape[2] in (1, 3, 4)
+
+
+def channels_last(shape: Sequence[int]) -> bool | None:
+    """Whether pictures are (…, H, W, C) and not (…, C, H, W), by channels being 4 at most, and sides more. None
+    where it cannot be told."""
+    last, first = shape[-1] <= 4, shape[-3] <= 4
+    return None if last == first else last
 
 
 def _decoder(field: str, spec: FieldSpec, how: FieldDecode, max_pixels: int) -> FieldDecoder:

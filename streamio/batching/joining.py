@@ -11,13 +11,13 @@ from numpy.typing import NDArray
 
 from streamio.batching.collate import by_field, collate, join_values, lacks_field, stack
 from streamio.batching.declared import Apart, join_declared
-from streamio.batching.decode import Values
+from streamio.batching.decode import Columns, Values, channels_last
 from streamio.batching.options import JoinOptions
 from streamio.batching.picked import ADDED, KEY, Picked
 from streamio.batching.reading import SampleReader
 from streamio.batching.stages import counted_batch
 from streamio.errors import SampleError, TransformError, UsageError
-from streamio.types import Alloc
+from streamio.types import Alloc, new_array
 
 
 class Joiner:
@@ -40,9 +40,7 @@ class Joiner:
                 batch |= join_declared(name, column, keys, alloc, declared[name])
             else:
                 batch[name] = column if isinstance(column, np.ndarray) else stack(name, column, keys, alloc)
-        if self.options.layout == "chw":
-            batch |= {name: _channels_first(batch[name]) for name in self.pictures & batch.keys()}
-        return self._shape({**batch, **more})
+        return self._shape({**batch, **self._turned(batch, decoded=True), **more})
 
     def samples(self, samples: list[Any], keys: Sequence[str], more: Mapping[str, Any], alloc: Alloc) -> Any:
         """A list of samples as one batch. more: what a batch of samples has, whatever the transform left of it."""
@@ -55,7 +53,15 @@ class Joiner:
                 ) from error
         join = self._by_declaration if self.options.declared else collate
         batch = join(samples, keys, alloc)
-        return self._shape({**batch, **more}) if isinstance(batch, dict) else batch
+        if not isinstance(batch, dict):
+            return batch
+        return self._shape({**batch, **self._turned(batch, decoded=False), **more})
+
+    def _turned(self, batch: Mapping[str, Any], *, decoded: bool) -> dict[str, Any]:
+        """The pictures of a batch as `layout` has them. decoded: by us, and not what a transform returned."""
+        if self.options.layout == "hwc":
+            return {}
+        return {name: _channels_first(name, batch[name], decoded) for name in self.pictures & batch.keys()}
 
     def _by_declaration(self, samples: list[Any], keys: Sequence[str], alloc: Alloc) -> dict[str, Any]:
         declared = self.options.declared
@@ -95,11 +101,22 @@ class Joiner:
         return tuple(batch[name] for name in self.options.fields)
 
 
-def _channels_first(pictures: Any) -> Any:
-    """(B, H, W, C) seen as (B, C, H, W): no copy; torch calls this memory `channels_last`, and GPUs prefer it."""
+def _channels_first(field: str, pictures: Any, decoded: bool, dims: int = 4) -> Any:
+    """(B, H, W, C) seen as (B, C, H, W): no copy; torch calls this memory `channels_last`, and GPUs prefer it.
+
+    What a function of the user's returned may be so already, as pictures of torchvision are; tensors are left.
+    """
     if isinstance(pictures, Apart):
-        return Apart(one.transpose(2, 0, 1) if isinstance(one, np.ndarray) else one for one in pictures)
-    return pictures.transpose(0, 3, 1, 2) if isinstance(pictures, np.ndarray) and pictures.ndim == 4 else pictures
+        return Apart(_channels_first(field, one, decoded, dims=3) for one in pictures)
+    if not isinstance(pictures, np.ndarray) or pictures.ndim != dims:
+        return pictures
+    last = channels_last(pictures.shape)
+    if last is None and not decoded:
+        raise UsageError(
+            f"transform= or prepare= gave {pictures.shape}, of which layout='chw' cannot tell the channels",
+            fix="Turn them there, and give layout='hwc', which leaves them", field=field,
+        )  # fmt: skip
+    return pictures if last is False else np.moveaxis(pictures, -1, -3)
 
 
 def read_batch(reader: SampleReader, joiner: Joiner, picked: Picked, alloc: Alloc) -> Any:
@@ -118,6 +135,47 @@ def read_batch(reader: SampleReader, joiner: Joiner, picked: Picked, alloc: Allo
         more[KEY] = reader.table.keys(left.rows)
     batch = joiner.fields(values, reader.keys(left.rows), more, alloc)
     return counted_batch(reader.count, batch, len(left.rows), since)
+
+
+def read_bundle(
+    reader: SampleReader, joiner: Joiner, picked: Picked, alloc: Alloc, spans: Sequence[tuple[int, int]]
+) -> list[Any] | None:
+    """Several batches, read at once and cut apart at these spans; None where each is to be read by itself."""
+    values = reader.at_once(picked, alloc)
+    if values is None:
+        return None
+    since = perf_counter_ns()
+    more: dict[str, Any] = dict(picked.more)
+    if KEY in joiner.options.fields:
+        more[KEY] = reader.table.keys(picked.rows)
+    batches = cut(joiner, values, reader.keys(picked.rows), more, spans)
+    counted: list[Any] = counted_batch(reader.count, batches, len(picked.rows), since, batches=len(batches))
+    return counted
+
+
+def cut(
+    joiner: Joiner, values: Columns, keys: Sequence[str], more: Mapping[str, Any], spans: Sequence[tuple[int, int]]
+) -> list[Any]:
+    """The batches of a bundle, each joined by itself."""
+    batches = []
+    for start, stop in spans:
+        own, others = ({name: each[start:stop] for name, each in of.items()} for of in (values, more))
+        batches.append(joiner.fields(own, KeysFrom(keys, start, stop), others, new_array))
+    return batches
+
+
+class KeysFrom(Sequence[str]):
+    """Some of the keys of a bundle, which are read only where one is needed."""
+
+    def __init__(self, keys: Sequence[str], start: int, stop: int) -> None:
+        self._keys, self._range = keys, range(start, stop)
+
+    def __len__(self) -> int:
+        return len(self._range)
+
+    def __getitem__(self, index: Any) -> Any:
+        at = self._range[index]
+        return [self._keys[i] for i in at] if isinstance(index, slice) else self._keys[at]
 
 
 def refuse_empty(asked: int, left: int) -> None:

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from streamio.batching.decode import channels_last
 from streamio.batching.options import check_choice
 from streamio.batching.picked import KEY, VALID
 from streamio.errors import SampleError, ShapeMismatch, UsageError
@@ -27,7 +28,6 @@ Where: TypeAlias = str | int
 """A field of a batch: its name, or its place in a tuple."""
 
 _PICTURES = ("uint8", "uint16", "float16", "float32", "float64")
-_MOST_CHANNELS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -170,10 +170,10 @@ class CutMix(_Pairs):
         """The axis of the height; that of the width follows."""
         if len(shape) == 3:
             return 1
-        channels_last, channels_first = shape[-1] <= _MOST_CHANNELS, shape[1] <= _MOST_CHANNELS
-        if self.layout is None and channels_last == channels_first:
+        last = channels_last(shape) if self.layout is None else self.layout == "hwc"
+        if last is None:
             raise UsageError(f"pictures of shape {shape}", fix="Say what is what: layout='hwc' or 'chw'")
-        return 2 if self.layout == "chw" or (self.layout is None and channels_first) else 1
+        return 1 if last else 2
 
 
 def _fields(batch: Any) -> dict[Where, Any]:

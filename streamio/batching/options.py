@@ -56,6 +56,13 @@ class JoinOptions:
     layout: Literal["hwc", "chw"] = "hwc"
     collate: Callable[[list[Any]], Any] | None = None
 
+    def __post_init__(self) -> None:
+        if self.layout == "chw" and self.collate is not None:
+            raise UsageError(
+                "layout='chw' with a function as collate=, which makes the batch itself of pictures (H, W, C)",
+                fix="Turn them there, with layout='hwc'",
+            )
+
 
 def check_choice(name: str, value: Any, choices: tuple[str, ...]) -> None:
     """Raise UsageError for a value that is none of the choices."""

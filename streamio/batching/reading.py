@@ -12,7 +12,15 @@ import numpy as np
 
 from streamio.batching import stages
 from streamio.batching.caching import ValueCache
-from streamio.batching.decode import Columns, Failure, FieldDecoder, Values, decode_column, make_decoders
+from streamio.batching.decode import (
+    NUMBER_CODECS,
+    Columns,
+    Failure,
+    FieldDecoder,
+    Values,
+    decode_column,
+    make_decoders,
+)
 from streamio.batching.functions import as_samples, raised_by, takes_rng, with_fields
 from streamio.batching.missing import MissingRules, with_rules
 from streamio.batching.options import ReadOptions
@@ -76,6 +84,25 @@ class SampleReader:
     def keys(self, rows: Rows) -> Sequence[str]:
         """The keys of a batch, read only when one is needed."""
         return _Keys(self.table, rows)
+
+    @property
+    def reads_bundles(self) -> bool:
+        """Whether `at_once` may be asked."""
+        options = self.options
+        return not (options.by_sample or options.missing or options.cache is not None)
+
+    def at_once(self, picked: Picked, alloc: Alloc) -> Columns | None:
+        """What `values` gives for the samples of several batches; None where each is to be asked for by itself.
+
+        So it is where a sample is bad, and where shards do not hold the numbers of a field alike: a batch of one
+        shard would have another dtype.
+        """
+        values, failures = self._decoded(picked, alloc, joined=True)
+        numbers = (values[name] for name, decoder in self.decoders.items() if decoder.codec in NUMBER_CODECS)
+        if failures or not all(isinstance(column, np.ndarray) for column in numbers):
+            return None
+        self._settlement.is_due(picked, failures)
+        return values
 
     def values(
         self, picked: Picked, alloc: Alloc, *, joined: bool, may_be_empty: bool = False

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import cached_property
 from time import perf_counter_ns
 from typing import Any, TypeAlias
 
@@ -17,7 +18,8 @@ from streamio.batching.declared import (
     as_function,
     check_declaration,
 )
-from streamio.batching.joining import Joiner, merge, refuse_empty
+from streamio.batching.decode import Columns
+from streamio.batching.joining import Joiner, cut, merge, refuse_empty
 from streamio.batching.options import JoinOptions
 from streamio.batching.picked import ADDED, KEY, SOURCE, VALID, Picked
 from streamio.batching.reading import Made, SampleReader
@@ -110,19 +112,60 @@ def join_fields(joiner: Joiner, parts: Parts, alloc: Alloc, count: Count) -> Any
         may_be_empty = picked is not parts[-1][1] or any(len(done.rows) for _, done, _ in read)
         read.append((reader, *reader.values(picked, new_array, joined=True, may_be_empty=may_be_empty)))
     since = perf_counter_ns()
-    places = _ranks([picked.more[_PLACE] for _, picked, _ in read])
-    left = sum(map(len, places))
-    refuse_empty(asked, left)
+    merged = _Merged(read, alloc)
+    refuse_empty(asked, len(merged))
+    batch = joiner.fields(merged.values, merged, merged.more(joiner), alloc)
+    return counted_batch(count, batch, len(merged), since)
 
-    def field(values: Sequence[Any]) -> Any:
-        return merge(list(zip(places, values, strict=True)), left, alloc)
 
-    keys = field([list(reader.keys(picked.rows)) for reader, picked, _ in read])
-    more = {name: field([picked.more[name] for _, picked, _ in read]) for name in read[0][1].more if name != _PLACE}
-    if KEY in joiner.options.fields:
-        more[KEY] = keys
-    merged = {name: field([values[name] for *_, values in read]) for name in read[0][2]}
-    return counted_batch(count, joiner.fields(merged, keys, more, alloc), left, since)
+def join_bundle(
+    joiner: Joiner, parts: Parts, alloc: Alloc, count: Count, spans: Sequence[tuple[int, int]]
+) -> list[Any] | None:
+    """Several batches at once, see `read_bundle`."""
+    read: list[tuple[SampleReader, Picked, Columns]] = []
+    for reader, picked in parts:
+        values = reader.at_once(picked, new_array)
+        if values is None:
+            return None
+        read.append((reader, picked, values))
+    since = perf_counter_ns()
+    merged = _Merged(read, alloc)
+    batches = cut(joiner, merged.values, merged, merged.more(joiner), spans)
+    counted: list[Any] = counted_batch(count, batches, len(merged), since, batches=len(batches))
+    return counted
+
+
+class _Merged(Sequence[str]):
+    """The parts of a batch in one order: the keys of its samples, which are read where one is needed; and
+
+    values: its fields.
+    """
+
+    def __init__(self, read: Sequence[tuple[SampleReader, Picked, Columns]], alloc: Alloc) -> None:
+        self._read, self._alloc = read, alloc
+        self._places = _ranks([picked.more[_PLACE] for _, picked, _ in read])
+        self._count = sum(map(len, self._places))
+        self.values = {name: self._field([values[name] for *_, values in read]) for name in read[0][2]}
+
+    def more(self, joiner: Joiner) -> dict[str, Any]:
+        """What was known of each sample before it was read; with its key, if that is asked for."""
+        names = [name for name in self._read[0][1].more if name != _PLACE]
+        more = {name: self._field([picked.more[name] for _, picked, _ in self._read]) for name in names}
+        return {**more, KEY: self._keys} if KEY in joiner.options.fields else more
+
+    @cached_property
+    def _keys(self) -> list[str]:
+        keys: list[str] = self._field([list(reader.keys(picked.rows)) for reader, picked, _ in self._read])
+        return keys
+
+    def _field(self, values: Sequence[Any]) -> Any:
+        return merge(list(zip(self._places, values, strict=True)), self._count, self._alloc)
+
+    def __len__(self) -> int:
+        return self._count
+
+    def __getitem__(self, index: Any) -> Any:
+        return self._keys[index]
 
 
 def join_samples(joiner: Joiner, parts: Parts, alloc: Alloc, count: Count) -> Any:

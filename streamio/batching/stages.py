@@ -23,9 +23,9 @@ def spent(count: Count, stage: str, since: int) -> int:
     return now
 
 
-def counted_batch(count: Count, batch: Any, samples: int, since: int) -> Any:
-    """The batch as it is; counted, with the time since its samples began to be collated."""
+def counted_batch(count: Count, batch: Any, samples: int, since: int, *, batches: int = 1) -> Any:
+    """The batch (or several) as it is; counted, with the time since its samples began to be collated."""
     spent(count, COLLATE, since)
     count(SAMPLES, samples)
-    count(BATCHES, 1)
+    count(BATCHES, batches)
     return batch

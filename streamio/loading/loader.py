@@ -14,7 +14,7 @@ from streamio.device import Device
 from streamio.errors import UsageError
 from streamio.loading.auto import AutoTransport
 from streamio.loading.base import Batches, Transport
-from streamio.loading.budget import PREFETCH_BYTES, batches_ahead, worker_count
+from streamio.loading.budget import PREFETCH_BYTES, made_ahead, worker_count
 from streamio.loading.device import Convert, Placement
 from streamio.loading.inline import InlineTransport
 from streamio.loading.marks import MarkedBatches
@@ -107,11 +107,14 @@ class StreamLoader:
         if name == "inline":
             return InlineTransport(self.dataset)
         workers, threads, budget = self.num_workers, options["threads"], options["prefetch_bytes"]
-        ahead = batches_ahead(self.dataset.batch_bytes(), workers, budget)
+        size, most = self.dataset.batch_bytes(), self.dataset.bundle_batches
+        bundle, ahead = made_ahead(size, most, workers, budget)
         if name == "thread":
-            return ThreadTransport(self.dataset, threads=workers, ahead=ahead, timeout=options["timeout"])
+            return ThreadTransport(
+                self.dataset, threads=workers, bundle=bundle, ahead=ahead, timeout=options["timeout"]
+            )
         processes = ProcessTransport(
-            self.dataset, workers=workers, threads=threads, ahead=max(ahead, 2 * threads),
+            self.dataset, workers=workers, threads=threads, bundle=bundle, ahead=max(ahead, 2 * threads),
             slot_bytes=2 * budget // workers, context=options["context"], timeout=options["timeout"],
         )  # fmt: skip
         return AutoTransport(self.dataset, processes) if name == "auto" else processes

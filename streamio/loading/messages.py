@@ -20,12 +20,14 @@ _PIPE_BYTES = 1 << 20
 
 
 class Kind(IntEnum):
-    """READY: the worker has started. END: its share of the iteration is over. ERROR: the body is an exception."""
+    """READY: the worker has started. BATCH, BUNDLE: the body is a batch, a list of some. END: its share of the
+    iteration is over. ERROR: the body is an exception."""
 
     READY = 0
     BATCH = 1
-    END = 2
-    ERROR = 3
+    BUNDLE = 2
+    END = 3
+    ERROR = 4
 
 
 @dataclass(frozen=True, slots=True)

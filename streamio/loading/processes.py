@@ -43,17 +43,19 @@ _SLICE = 1.0
 
 
 class ProcessTransport(Transport):
-    """context: how workers start. threads, ahead: of each, see `worker.Role`. timeout: seconds, or 0."""
+    """context: how workers start. threads, bundle, ahead: of each, see `worker.Role`. timeout: seconds, or 0."""
 
     def __init__(
-        self, stream: BatchStream, *, workers: int, threads: int, ahead: int, slot_bytes: int,
+        self, stream: BatchStream, *, workers: int, threads: int, bundle: int, ahead: int, slot_bytes: int,
         context: str | None, timeout: float,
     ) -> None:  # fmt: skip
         self._stream, self._context, self.timeout = stream, context, timeout
         self._roles = [
-            worker.Role(number=number, workers=workers, threads=threads, ahead=ahead, slot_bytes=slot_bytes)
+            worker.Role(
+                number=number, workers=workers, threads=threads, bundle=bundle, ahead=ahead, slot_bytes=slot_bytes
+            )
             for number in range(workers)
-        ]
+        ]  # fmt: skip
         self._workers: list[_Worker] = []
         self.counted = SharedCounts((IDLE, HANDOVER, SENT))
         self._iteration = self._handed_over = 0
@@ -107,9 +109,8 @@ class ProcessTransport(Transport):
                 if exitcode == EXIT_CODE:
                     self.kill()
                     raise no_guard()
-                error = WorkerDied(
-                    f"worker process {each.pid} {how_it_ended(exitcode, each.doing(iteration, first))}"
-                )
+                doing = each.doing(iteration, first, self.counted)
+                error = WorkerDied(f"worker process {each.pid} {how_it_ended(exitcode, doing)}")
                 self.kill()
                 raise error
 
@@ -130,7 +131,7 @@ class ProcessTransport(Transport):
     def counts(self) -> TransportCounts:
         totals = self.counted.totals()
         return TransportCounts(
-            name="process", workers=len(self._roles), ahead=sum(role.ahead for role in self._roles),
+            name="process", workers=len(self._roles), ahead=sum(role.ahead * role.bundle for role in self._roles),
             handed_over=self._handed_over + sum(each.received for each in self._workers),
             makers=sum(role.threads for role in self._roles), idle=totals[IDLE] / 1e9,
             handover=totals[HANDOVER] / 1e9,
@@ -149,6 +150,8 @@ class ProcessBatches(Batches):
     def __init__(self, transport: ProcessTransport, workers: list[_Worker], iteration: int, first: int) -> None:
         self._transport, self._iteration, self._first = transport, iteration, first
         self._turns = deque(workers)
+        self._taken: dict[_Worker, deque[Any]] = {each: deque() for each in workers}
+        """Batches of the bundle that came last from a worker, for its next turns."""
 
     def __next__(self) -> Any:
         try:
@@ -171,7 +174,7 @@ class ProcessBatches(Batches):
         timeout, until = self._transport.timeout, time.monotonic() + self._transport.timeout
         while True:
             for _ in range(len(self._turns)):
-                if self._turns[0].has_message(self._iteration):
+                if self._has_one(self._turns[0]):
                     return
                 self._turns.rotate(-1)
             heard = wait([end for each in self._turns for end in (each.results, each.sentinel)], _SLICE)
@@ -182,16 +185,20 @@ class ProcessBatches(Batches):
 
     def _of(self, sender: _Worker) -> tuple[Any] | None:
         """The next batch of a worker; None where its share is over. Raises what the worker raised."""
-        message = self._message(sender)
-        if message.kind is Kind.END:
-            return None
-        since = time.perf_counter_ns()
-        made = self._unpacked(message)
-        spent(self._transport.counted.add, HANDOVER, since)
-        if message.kind is Kind.ERROR:
-            raise made
-        sender.took_one()
-        return (made,)
+        taken = self._taken[sender]
+        if not taken:
+            message = self._message(sender)
+            if message.kind is Kind.END:
+                return None
+            since = time.perf_counter_ns()
+            made = self._unpacked(message)
+            spent(self._transport.counted.add, HANDOVER, since)
+            if message.kind is Kind.ERROR:
+                raise made
+            taken.extend(made if message.kind is Kind.BUNDLE else [made])
+            sender.took_bundle()
+        sender.taken += 1
+        return (taken.popleft(),)
 
     def _unpacked(self, message: Message) -> Any:
         try:
@@ -214,7 +221,10 @@ class ProcessBatches(Batches):
         return message
 
     def ready(self) -> bool:
-        return bool(self._turns) and self._turns[0].has_message(self._iteration)
+        return bool(self._turns) and self._has_one(self._turns[0])
+
+    def _has_one(self, sender: _Worker) -> bool:
+        return bool(self._taken[sender]) or sender.has_message(self._iteration)
 
     def ready_now(self) -> int:
         return sum(each.waiting(self._iteration, self._transport.counted) for each in self._turns)
@@ -222,6 +232,7 @@ class ProcessBatches(Batches):
     def close(self) -> None:
         turns = list(self._turns)
         self._turns.clear()
+        self._taken.clear()
         for each in turns:
             each.stop()
 
@@ -238,7 +249,8 @@ class _Worker:
         self._process: Any = None
         self._kept: Message | None = None
         self.has_started = self._is_gone = False
-        self._taken = 0
+        self.taken = 0
+        """Batches of this iteration that the loop got."""
 
     def start(self, context: Any, stream: BatchStream, counts: SharedCounts) -> None:
         self._process = context.Process(
@@ -284,11 +296,10 @@ class _Worker:
         return self._inbox.received
 
     def begin(self, command: bytes) -> None:
-        self._taken = 0
+        self.taken = 0
         self._tell(command)
 
-    def took_one(self) -> None:
-        self._taken += 1
+    def took_bundle(self) -> None:
         self._tell(b"")
 
     def stop(self) -> None:
@@ -316,7 +327,7 @@ class _Worker:
         while (message := self._read()) is not None:
             if message.iteration == iteration:
                 return message
-            if message.kind is Kind.BATCH:
+            if message.kind in (Kind.BATCH, Kind.BUNDLE):
                 with suppress(Exception):
                     pickle.loads(message.body)  # its slot is free again when this is gone
         return None
@@ -339,17 +350,20 @@ class _Worker:
 
     def waiting(self, iteration: int, counts: SharedCounts) -> int:
         """Batches that it has sent and that were not taken."""
-        sent_in, sent = divmod(counts.of_worker(self._role.number, SENT), 1 << 32)
-        return max(0, sent - self._taken) if sent_in == iteration else 0
+        return max(0, self._sent(iteration, counts) - self.taken)
 
-    def doing(self, iteration: int, first: int) -> str:
+    def _sent(self, iteration: int, counts: SharedCounts) -> int:
+        sent_in, sent = divmod(counts.of_worker(self._role.number, SENT), 1 << 32)
+        return sent if sent_in == iteration else 0
+
+    def doing(self, iteration: int, first: int, counts: SharedCounts) -> str:
         """What it did when it ended: it had made all that it sent, whether or not that was taken."""
-        made = 0 if self._kept is None else 1
-        while (message := self._read()) is not None:
-            made += message.iteration == iteration and message.kind is Kind.BATCH
+        while self._read() is not None:  # that it has started may be among what it said
+            pass
         if not (iteration and self.has_started):
             return " as it started"
-        return f" at batch {first + self._role.number + (self._taken + made) * self._role.workers} of its epoch"
+        sent = self._sent(iteration, counts)
+        return f" at batch {first + self._role.number + sent * self._role.workers} of its epoch"
 
     def let_go(self) -> None:
         """Close our ends of the pipes: it is told to end, and can where it waits to send something."""

@@ -7,6 +7,7 @@ import queue
 import threading
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
@@ -151,22 +152,22 @@ class InOrder(Iterator[Any]):
 
 
 class ThreadTransport(Transport):
-    """ahead: batches that each thread may make before the loop asks for them."""
+    """ahead: bundles that each thread may make before the loop asks for them, of `bundle` batches at most."""
 
-    def __init__(self, stream: BatchStream, *, threads: int, ahead: int, timeout: float) -> None:
-        self._stream, self._threads, self._ahead, self._timeout = stream, threads, ahead, timeout
+    def __init__(self, stream: BatchStream, *, threads: int, bundle: int, ahead: int, timeout: float) -> None:
+        self._stream, self._threads, self._timeout = stream, threads, timeout
+        self._bundle, self._ahead = bundle, ahead
         self._last: ThreadBatches | None = None
         self._counts = SharedCounts((IDLE,))
 
     def begin(self, at: EpochStart, first: int = 0) -> Batches:
         self.close()
-        rows = self._stream.share(at, first=first)
         made = InOrder(
-            rows, lambda batch: self._stream.make_seeded(at, batch),
+            self._stream.bundles(at, self._bundle, first=first), partial(self._stream.make_all, at),
             threads=self._threads, room=self._threads * self._ahead, timeout=self._timeout,
             idle=partial(self._counts.add, IDLE),
         )  # fmt: skip
-        self._last = ThreadBatches(made)
+        self._last = ThreadBatches(made, self._bundle)
         return self._last
 
     def close(self) -> None:
@@ -176,7 +177,7 @@ class ThreadTransport(Transport):
             last.made.join()
 
     def counts(self) -> TransportCounts:
-        ahead = self._threads * self._ahead
+        ahead = self._threads * self._ahead * self._bundle
         return TransportCounts(
             name="thread", workers=self._threads, ahead=ahead, handed_over=0, makers=self._threads,
             idle=self._counts.totals()[IDLE] / 1e9,
@@ -184,25 +185,30 @@ class ThreadTransport(Transport):
 
 
 class ThreadBatches(Batches):
-    def __init__(self, made: InOrder) -> None:
-        self.made = made
+    """made: bundles of batches, of so many each."""
+
+    def __init__(self, made: InOrder, size: int) -> None:
+        self.made, self._size = made, size
+        self._taken: deque[Any] = deque()  # batches of the bundle that was taken last
         self._closed = False
 
     def __next__(self) -> Any:
         if self._closed:
             raise StopIteration
-        batch = next(self.made)
-        self.made.more_room()
-        return batch
+        if not self._taken:
+            self._taken.extend(next(self.made))
+            self.made.more_room()
+        return self._taken.popleft()
 
     def ready(self) -> bool:
-        return self.made.ready()
+        return bool(self._taken) or self.made.ready()
 
     def ready_now(self) -> int:
-        return self.made.ready_now()
+        return len(self._taken) + self._size * self.made.ready_now()
 
     def close(self) -> None:
         self._closed = True
+        self._taken.clear()
         self.made.stop()
 
 

@@ -1,7 +1,7 @@
 """A worker process: makes its share of each epoch, as the main process tells it. The other side is `processes`.
 
-The main process sends commands: a `Begin` begins an iteration, None ends it, and an empty message allows one batch
-more. So what is made ahead is bounded. A worker looks for commands before each batch.
+The main process sends commands: a `Begin` begins an iteration, None ends it, and an empty message allows one bundle
+of batches more. So what is made ahead is bounded. A worker looks for commands before each bundle.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from time import perf_counter_ns
-from typing import Any
+from typing import Any, TypeAlias
 
 from streamio.batching.stages import HANDOVER, IDLE, spent
 from streamio.errors import WorkerError
@@ -25,7 +25,7 @@ from streamio.handover.ring import Handed, SlotRing
 from streamio.loading.messages import Kind, send
 from streamio.loading.orphans import end_with_parent
 from streamio.loading.threads import InOrder
-from streamio.order.plan import BatchRows
+from streamio.order.bundles import Bundle
 from streamio.stream import BatchStream, EpochStart
 from streamio.types import Alloc
 from streamio.world import SharedCounts, become_worker
@@ -35,16 +35,22 @@ SENT = "sent"
 batches of it were sent."""
 
 
+Made: TypeAlias = tuple[Handed, int]
+"""A batch, or several as one list; and how many they are."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Role:
     """number: of the worker, 0 … workers - 1. threads: that make its batches; 1 is the process itself.
 
-    ahead: batches that it may make before the loop took any. slot_bytes: memory for batches on their way.
+    bundle: batches of a bundle, at most. ahead: bundles that it may make before the loop took any.
+    slot_bytes: memory for batches on their way.
     """
 
     number: int
     workers: int
     threads: int
+    bundle: int
     ahead: int
     slot_bytes: int
 
@@ -84,7 +90,7 @@ class Worker:
         self._counts, self._sent = counts, 0
         self._rings = [SlotRing(max_bytes=role.slot_bytes // role.threads) for _ in range(role.threads)]
         self._iteration = self._may = 0
-        self._made: Iterator[Handed | None] | None = None
+        self._made: Iterator[Made | None] | None = None
         self._poll = select.poll()
         self._poll.register(commands.fileno(), select.POLLIN)
 
@@ -115,7 +121,7 @@ class Worker:
             self._made = self._begin(order)
 
     def _allow(self) -> None:
-        if self._made is None:  # a batch was taken behind which there is nothing
+        if self._made is None:  # a bundle was taken behind which there is nothing
             return
         self._may += 1
         if isinstance(self._made, InOrder):
@@ -127,61 +133,63 @@ class Worker:
             self._made.join()
         self._made, self._may = None, 0
 
-    def _begin(self, order: Begin) -> Iterator[Handed | None]:
+    def _begin(self, order: Begin) -> Iterator[Made | None]:
         role = self._role
         make = partial(self._make, order.at)
-        rows = self._share(order)
+        bundles = self._bundles(order)
         if role.threads == 1:
-            return map(make, rows)
+            return map(make, bundles)
         idle = partial(self._counts.add, IDLE)
-        return InOrder(rows, make, threads=role.threads, room=role.ahead, idle=idle)
+        return InOrder(bundles, make, threads=role.threads, room=role.ahead, idle=idle)
 
-    def _share(self, order: Begin) -> Iterator[BatchRows | None]:
+    def _bundles(self, order: Begin) -> Iterator[Bundle | None]:
         # A generator, so that what is wrong with the plan is found where batches are asked for.
-        yield from self._stream.share(
-            order.at, worker=self._role.number, workers=self._role.workers, first=order.first
+        role = self._role
+        yield from self._stream.bundles(
+            order.at, role.bundle, worker=role.number, workers=role.workers, first=order.first
         )
 
-    def _make(self, at: EpochStart, rows: BatchRows | None) -> Handed | None:
-        if rows is None:
+    def _make(self, at: EpochStart, bundle: Bundle | None) -> Made | None:
+        if bundle is None:
             return None
         made_in = 0
 
-        def batch(alloc: Alloc) -> Any:
+        def batches(alloc: Alloc) -> Any:
             nonlocal made_in
             since = perf_counter_ns()
-            made = self._stream.make_seeded(at, rows, alloc)
+            made = self._stream.make_all(at, bundle, alloc)
             made_in = perf_counter_ns() - since
-            return made
+            return made if len(made) > 1 else made[0]
 
         ring = self._rings.pop()
         since = perf_counter_ns()
         try:
-            return ring.make(batch)
+            return ring.make(batches), len(bundle)
         finally:
             self._rings.append(ring)
             spent(self._counts.add, HANDOVER, since + made_in)
 
     def _deliver(self) -> None:
-        """Send the next batch, or why there is none."""
+        """Send the next bundle, or why there is none."""
         assert self._made is not None
-        kind, body, since = Kind.BATCH, memoryview(b""), 0
+        kind, body, since, count = Kind.END, memoryview(b""), 0, 0
         try:
-            batch = next(self._made)
-            if batch is None:  # nothing is there now; there may be a command
+            made = next(self._made)
+            if made is None:  # nothing is there now; there may be a command
                 self._may += 1
                 return
+            handed, count = made
             since = perf_counter_ns()
-            body = ForkingPickler.dumps(batch)
+            kind, body = Kind.BATCH if count == 1 else Kind.BUNDLE, ForkingPickler.dumps(handed)
         except StopIteration:
-            kind = Kind.END
+            pass
         except Exception as error:
-            kind, body = Kind.ERROR, packed_error(error)
-        if kind is not Kind.BATCH:
+            kind, body, count = Kind.ERROR, packed_error(error), 0
+        if not count:
             self._end()
         send(self._results, kind, self._iteration, body)
-        if kind is Kind.BATCH:
-            self._sent += 1
+        if count:
+            self._sent += count
             self._counts.put(SENT, self._iteration << 32 | self._sent)
             spent(self._counts.add, HANDOVER, since)
 

@@ -48,6 +48,7 @@ class SourceMember:
     """A `SourceDataset` as a set of a mixture: it has what the mixture asks a `ShardDataset` for."""
 
     buckets = lots = None
+    reads_bundles = False
 
     def __init__(self, name: str, data: SourceDataset) -> None:
         given = {"steps": data.steps, "max_wait": data._cuts.max_wait, "idle_timeout": data.idle_timeout}

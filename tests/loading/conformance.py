@@ -172,7 +172,8 @@ class TransportSuite:
             if stats.idle_share > 0.02 or not stats.workers:
                 break
         assert verdict is not None and verdict.bound == "compute" and verdict.figures.steps == SAMPLES // 4 - 1
-        assert stats.waited_share < 0.5 and bool(stats.idle_share > 0.02) == bool(stats.workers)
+        assert stats.waited - stats.first_wait < stats.seconds / 2  # interpreters may start more slowly than that
+        assert bool(stats.idle_share > 0.02) == bool(stats.workers)
 
     def test_a_loop_that_does_nothing_is_data_bound_by_the_slow_transform(self, make: Any) -> None:
         loader = make(transform=slowly)
@@ -278,12 +279,13 @@ class TransportSuite:
         assert done.returncode == 0 and out.endswith("interrupted\n") and err == ""
         assert not any(map(psutil.pid_exists, pids))
 
-    def _script(self, path: str, body: str) -> warm.Process:
+    def _script(self, path: str, body: str, transform: str = "") -> warm.Process:
+        """transform: source of a function of this name."""
         lines = textwrap.indent(textwrap.dedent(body), "    ")
+        dataset = f"ShardDataset({path!r}, 4{', transform=transform' if transform else ''})"
         code = (
-            "from streamio import ShardDataset, StreamLoader\n"
-            "if __name__ == '__main__':\n"
-            f"    loader = StreamLoader(ShardDataset({path!r}, 4), **{self.options!r})\n{lines}"
+            f"from streamio import ShardDataset, StreamLoader\n{textwrap.dedent(transform)}\n"
+            f"if __name__ == '__main__':\n    loader = StreamLoader({dataset}, **{self.options!r})\n{lines}"
         )
         file = Path(path).parent / f"script-{type(self).__name__}-{abs(hash(body))}.py"
         file.write_text(code)
@@ -362,6 +364,29 @@ class ProcessSuite(TransportSuite):
         done.communicate()
         assert pids
         until(lambda: not any(map(_lives, pids)), 5)
+
+    def test_workers_whose_transform_never_returns_end_with_a_killed_parent(self, path: str) -> None:
+        done = self._script(
+            path,
+            "list(loader)",
+            transform="""
+            import os, time
+            def transform(sample):
+                os.write(1, b"%d\\n" % os.getpid())  # one piece, whoever writes beside it
+                time.sleep(3600)
+            """,
+        )
+        assert done.stdout is not None
+        pids: set[int] = set()
+        while len(pids) < self.options["num_workers"]:
+            pids.add(int(done.stdout.readline()))
+        done.kill()
+        try:
+            until(lambda: not any(map(_lives, pids)))
+        finally:
+            for pid in filter(_lives, pids):
+                os.kill(pid, signal.SIGKILL)
+        done.communicate()
 
     def test_a_forked_child_has_workers_of_its_own_and_takes_none_of_ours(self, make: Any) -> None:
         loader = make(shuffle=False)

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from streamio import ShardDataset, StreamLoader
+from streamio import ShardDataset, StreamLoader, stream
 from streamio.loading import auto
 from streamio.loading.auto import AutoTransport
 from streamio.loading.budget import best_inline
@@ -19,24 +19,25 @@ MS = 1e-3
 
 
 @pytest.mark.parametrize(
-    ("making", "loop", "size", "workers", "inline"),
+    ("making", "loop", "size", "workers", "bundle", "inline"),
     [
-        (75 * MS, 0, 10_000_000, 2, False),  # pictures decoded
-        (75 * MS, 5, 10_000_000, 2, False),  # the first steps of a training take long
-        (1 * MS, 0, 10_000_000, 2, True),  # raw pictures
-        (1 * MS, 3 * MS, 10_000_000, 2, False),
-        (1 * MS, 100 * MS, 10_000_000, 2, True),  # it makes no difference
-        (0.1 * MS, 0, 200_000, 2, True),  # tiny records
-        (0.1 * MS, 0, 200_000, 16, True),
-        (1 * MS, 0, 200_000, 16, False),
-        (75 * MS, 0, 10_000_000, 1, True),  # one CPU, and nothing to do meanwhile
-        (75 * MS, 50 * MS, 10_000_000, 1, False),
+        (75 * MS, 0, 10_000_000, 2, 1, False),  # pictures decoded
+        (75 * MS, 5, 10_000_000, 2, 1, False),  # the first steps of a training take long
+        (1 * MS, 0, 10_000_000, 2, 1, True),  # raw pictures
+        (1 * MS, 3 * MS, 10_000_000, 2, 1, False),
+        (1 * MS, 100 * MS, 10_000_000, 2, 1, True),  # it makes no difference
+        (0.1 * MS, 0, 200_000, 2, 1, True),  # tiny records
+        (0.1 * MS, 0, 200_000, 16, 1, False),  # nearly as quick, so they are tried
+        (0.1 * MS, 0, 200_000, 2, 8, False),
+        (1 * MS, 0, 200_000, 16, 1, False),
+        (1 * MS, 0, 10_000_000, 1, 1, True),  # one CPU, and nothing to do meanwhile
+        (75 * MS, 50 * MS, 10_000_000, 1, 1, False),
     ],
 )
 def test_batches_are_made_inline_where_no_worker_would_be_faster(
-    making: float, loop: float, size: int, workers: int, inline: bool
+    making: float, loop: float, size: int, workers: int, bundle: int, inline: bool
 ) -> None:
-    assert best_inline(making, loop, size, workers) is inline
+    assert best_inline(making, loop, size, workers, bundle) is inline
 
 
 def loader_of(path: str, **options: Any) -> StreamLoader:
@@ -78,6 +79,34 @@ def test_the_loop_goes_on_while_workers_start_and_the_decision_is_kept(
     until(transport.workers.are_ready)
     assert len(keys(loader)) == 400
     assert loader.stats().transport == "process"
+    loader.close()
+
+
+@pytest.mark.parametrize("worse", [0.0, float("inf")])
+def test_workers_are_tried_and_kept_or_given_up_in_the_middle_of_an_epoch(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, worse: float
+) -> None:
+    monkeypatch.setattr(auto, "best_inline", lambda *costs: False)
+    monkeypatch.setattr(auto, "_ROUNDS", 2)
+    monkeypatch.setattr(auto, "_ENOUGH", float("inf"))
+    monkeypatch.setattr(auto, "_WORSE", worse)
+    monkeypatch.setattr(stream, "bundle_size", lambda size: 3)
+    path = make_set(tmp_path / "s", 1200)
+    loader, expected = loader_of(path), StreamLoader(ShardDataset(path, 4, shuffle=True), num_workers=0)
+    transport = loader._transport
+    assert isinstance(transport, AutoTransport)
+    seen, got = set(), []
+    for number, batch in enumerate(loader, 1):
+        got.append(batch)
+        seen.add(loader.stats().transport)
+        assert loader.state_dict() == loader.dataset.state_at(number, 0)
+        if number == auto._MOST + 3:  # measured, and the workers are started
+            until(transport.workers.are_ready)
+    assert keys(got) == keys(expected) and seen == {"inline", "process"}
+    assert transport.chosen is (transport.workers if worse else transport.inline)
+    assert bool(loader.worker_pids()) is bool(worse)
+    assert keys(loader) == keys(expected)
+    assert loader.stats().transport == ("process" if worse else "inline")
     loader.close()
 
 

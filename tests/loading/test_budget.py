@@ -8,7 +8,7 @@ import pytest
 
 from streamio import UsageError
 from streamio.loading import budget
-from streamio.loading.budget import batches_ahead, usable_cpus, worker_count
+from streamio.loading.budget import made_ahead, usable_cpus, worker_count
 from tests.samples import tree
 
 
@@ -57,7 +57,22 @@ def test_what_is_no_number_of_workers_is_refused(number: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("batch_bytes", "workers", "ahead"), [(1 << 30, 4, 2), (1 << 20, 8, 16), (4 << 20, 4, 8), (0, 1, 16)]
+    ("batch_bytes", "bundle", "workers", "expected"),
+    [
+        (1 << 30, 1, 4, (1, 2)),
+        (1 << 20, 1, 8, (1, 16)),
+        (4 << 20, 1, 4, (1, 8)),
+        (0, 1, 1, (1, 16)),
+        (1 << 18, 8, 2, (8, 2)),
+        (1 << 18, 2, 2, (2, 8)),
+        (1 << 18, 8, 64, (4, 2)),
+    ],
 )
-def test_batches_ahead_fit_the_budget_within_2_and_16(batch_bytes: int, workers: int, ahead: int) -> None:
-    assert batches_ahead(batch_bytes, workers) == ahead
+def test_what_is_made_ahead_fits_the_budget_and_is_2_bundles_to_16_batches(
+    batch_bytes: int, bundle: int, workers: int, expected: tuple[int, int]
+) -> None:
+    assert made_ahead(batch_bytes, bundle, workers) == expected
+
+
+def test_no_budget_leaves_two_batches_one_by_one() -> None:
+    assert made_ahead(1 << 18, 8, 2, budget=1) == (1, 2)
