@@ -53,9 +53,8 @@ def main() -> None:
         args.data, args.batch_size // args.ranks, fields=("png", "cls"), shuffle=True, seed=1
     )
     loader = streamio.StreamLoader(dataset, num_workers=1)
-    keep = ModelCheckpoint(
-        args.checkpoint, "last", every_n_train_steps=args.save_every, enable_version_counter=False
-    )
+    save_every = args.save_every if args.stop_after < 0 else args.stop_after  # where it stops there is a checkpoint
+    keep = ModelCheckpoint(args.checkpoint, "last", every_n_train_steps=save_every, enable_version_counter=False)
     trainer = lightning.Trainer(
         accelerator="cpu", devices=args.ranks, strategy="ddp" if args.ranks > 1 else "auto",
         max_epochs=args.epochs, max_steps=args.stop_after, callbacks=[keep], logger=False,

@@ -7,6 +7,7 @@ import os
 import sys
 import weakref
 from collections.abc import Iterator
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -81,12 +82,22 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def _imports(module: str) -> bool:
+    """Not only whether it is installed: a torchvision that is not of torch's build raises as it is imported."""
+    try:
+        import_module(module)
+    except Exception:
+        return False
+    return True
+
+
 NEEDS = {
     "cuda": torch.cuda.is_available,
     "no_cuda": lambda: not torch.cuda.is_available(),
     "dali": lambda: find_spec("nvidia") is not None and find_spec("nvidia.dali") is not None,
+    "torchvision": lambda: _imports("torchvision"),
 }
-"""Markers of tests that need a machine or a package of 800 MB that CI does not have; "deselected" counts them."""
+"""Markers of tests that need a machine or a package that CI does not have; "deselected" counts them."""
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections import Counter
+from contextlib import closing
+from importlib import import_module
 from typing import Any
 
 import albumentations as alb
@@ -80,6 +82,27 @@ def test_the_same_pictures_by_every_transport_and_other_ones_in_the_next_epoch(
     loader = StreamLoader(dataset(), **way)
     assert [hashes(loader), hashes(loader)] == expected
     loader.close()
+
+
+@pytest.mark.torchvision
+@pytest.mark.parametrize("way", WAYS, ids=lambda way: "-".join(map(str, way.values())))
+def test_the_same_pictures_by_torchvision_itself(path: str, way: dict[str, Any]) -> None:
+    v2 = import_module("torchvision.transforms.v2")
+    strong = v2.Compose(
+        [
+            v2.RandomResizedCrop(24), v2.RandomHorizontalFlip(), v2.AutoAugment(), v2.ColorJitter(0.4, 0.4, 0.4),
+            v2.ToDtype(torch.float32, scale=True), v2.RandomErasing(),
+        ]
+    )  # fmt: skip
+
+    def dataset() -> ShardDataset:
+        return ShardDataset(path, 8, shuffle=True, transform=adapters.torchvision(strong), layout="chw")
+
+    alone = dataset()
+    expected = [hashes(alone), hashes(alone)]
+    assert len(set(expected[0].values()) | set(expected[1].values())) == 2 * SAMPLES
+    with closing(StreamLoader(dataset(), **way)) as loader:
+        assert [hashes(loader), hashes(loader)] == expected
 
 
 def test_each_transform_of_a_compose_draws_for_itself() -> None:

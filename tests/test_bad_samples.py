@@ -228,6 +228,17 @@ class TestReport:
         assert line["by"] not in bad_keys() and line["error"].startswith("DecodeError: ")
 
     @pytest.mark.parametrize("on_error", ["skip", "substitute"])
+    def test_has_a_sample_that_comes_several_times_an_epoch_once(
+        self, path: str, tmp_path: Path, on_error: Any
+    ) -> None:
+        file = tmp_path / "bad.jsonl"
+        ds = ShardDataset(path, 10, repeat=3, on_error=on_error, error_report=file, decode=Resize((4, 4)))
+        assert len(keys([*ds, *ds])) == 2 * 3 * (N if on_error == "substitute" else N - len(BAD))
+        assert sorted((line["epoch"], line["key"]) for line in report(file)) == [
+            (epoch, key) for epoch in range(2) for key in sorted(bad_keys())
+        ]
+
+    @pytest.mark.parametrize("on_error", ["skip", "substitute"])
     def test_is_the_same_where_values_come_from_a_cache(self, path: str, tmp_path: Path, on_error: Any) -> None:
         found = []
         for cache in (None, "memory"):

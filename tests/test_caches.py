@@ -19,7 +19,7 @@ import streamio
 from streamio import ShardDataset, StreamLoader, UsageError, WorkerDied
 from streamio.caching import keyed
 from streamio.image import CenterCrop, MaxSide, RandomResizedCrop, Resize
-from tests.cached import assert_same_under_spawn, epochs, epochs_by, ident
+from tests.cached import CacheSuite, epochs, ident
 from tests.samples import png
 from tests.sets import make_set
 
@@ -97,45 +97,12 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     return "memory" if request.param == "memory" else f"disk:{tmp_path / 'cache'}"
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("how", ["iterated", "inline", "thread", "process"])
-def test_batches_are_the_same_with_a_cache(
-    source: str, plain: dict[str, list[list[str]]], where: str, case: str, how: str
-) -> None:
-    dataset = _made(source, case, cache=where)
-    assert epochs_by(dataset, how) == plain[case]
-    stats = dataset.stats()
-    assert stats.cache_hits > 0 and stats.cache_misses > 0 and stats.cache_bytes > 0
+class TestDecoded(CacheSuite):
+    made, fixed, anew = staticmethod(_made), "fixed", len(BAD)
 
-
-@pytest.mark.slow
-def test_batches_are_the_same_under_spawn(source: str, plain: dict[str, list[list[str]]], tmp_path: Path) -> None:
-    made = {
-        (case, where): _made(source, case, cache=where)
-        for case in CASES
-        for where in ("memory", f"disk:{tmp_path}")
-    }
-    assert_same_under_spawn(made, plain)
-    for dataset in made.values():
-        assert dataset.reader.cache is not None
-        assert dataset.reader.cache.store.used_bytes() > dataset.stats().cache_bytes > 0
-
-
-def test_two_ranks_get_what_they_get_without_a_cache(source: str, where: str) -> None:
-    for rank in range(2):
-        expected = epochs(_made(source, "random", rank=rank, world_size=2))
-        assert epochs(_made(source, "random", rank=rank, world_size=2, cache=where)) == expected
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_cache_that_is_full_changes_nothing(
-    source: str, plain: dict[str, list[list[str]]], where: str, case: str
-) -> None:
-    dataset = _made(source, case, cache=where, cache_bytes=12_000)
-    assert epochs(dataset) == plain[case]
-    assert dataset.reader.cache is not None
-    assert dataset.reader.cache.store.used_bytes() <= 12_000
-    assert dataset.stats().cache_misses > 0
+    @pytest.fixture(params=CASES)
+    def case(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
 
 
 def test_a_fixed_decode_opens_each_picture_once(source: str, monkeypatch: pytest.MonkeyPatch, where: str) -> None:
@@ -151,14 +118,6 @@ def test_a_fixed_decode_opens_each_picture_once(source: str, monkeypatch: pytest
     epochs(dataset, 2)
     stats = dataset.stats()
     assert (stats.cache_misses, stats.cache_hits) == (SAMPLES, 2 * SAMPLES)
-
-
-def test_what_is_on_the_disk_serves_the_next_run(source: str, plain: Any, tmp_path: Path) -> None:
-    cache = f"disk:{tmp_path}"
-    epochs(_made(source, "fixed", cache=cache), 1)
-    again = _made(source, "fixed", cache=cache)
-    assert epochs(again) == plain["fixed"]
-    assert again.stats().cache_misses == 3 * len(BAD)
 
 
 def test_members_of_a_mixture_have_their_caches(source: str, where: str) -> None:

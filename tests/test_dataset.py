@@ -53,6 +53,50 @@ def test_pictures_have_the_right_colours_and_layout(pictures: str) -> None:
     assert chw.is_contiguous(memory_format=torch.channels_last)
 
 
+def as_decoded(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"jpg": sample["jpg"] / np.float32(255), "cls": sample["cls"]}
+
+
+def turned(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"jpg": (sample["jpg"] / np.float32(255)).transpose(2, 0, 1), "cls": sample["cls"]}
+
+
+def as_tensor(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"jpg": torch.from_numpy(turned(sample)["jpg"]), "cls": sample["cls"]}
+
+
+@pytest.mark.parametrize("function", [as_decoded, turned, as_tensor])
+@pytest.mark.parametrize("role", ["transform", "prepare"])
+def test_pictures_of_a_transform_have_the_layout_asked_for(pictures: str, function: Any, role: str) -> None:
+    options: dict[str, Any] = {"decode": CenterCrop(8), "layout": "chw", role: function}
+    expected = read(pictures, 12, decode=CenterCrop(8), layout="chw")[0]["jpg"] / np.float32(255)
+    dataset = ShardDataset(pictures, 12, **options)
+    for made in (dataset, streamio.Mixture({"a": (dataset, 1)}, 12), dataset.with_(collate={"jpg": "list"})):
+        (jpg,) = (batch["jpg"] for batch in made)
+        assert torch.equal(torch.stack(list(jpg)), expected)
+    (plain,) = dataset.with_(layout="hwc")
+    assert plain["jpg"].shape == ((12, 8, 8, 3) if function is as_decoded else (12, 3, 8, 8))
+
+
+@pytest.mark.parametrize("shape", [(8, 6, 3), (3, 8, 6)])
+def test_pictures_of_a_decoding_of_ones_own_have_the_layout_asked_for(pictures: str, shape: Any) -> None:
+    def decoded(data: bytes) -> Any:
+        return np.zeros(shape, np.float32)
+
+    assert read(pictures, 12, decode={"jpg": decoded}, layout="chw")[0]["jpg"].shape == (12, 3, 8, 6)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 3), (8, 8, 21)])
+def test_pictures_whose_channels_cannot_be_told_are_refused_with_their_shape(pictures: str, shape: Any) -> None:
+    def odd(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"jpg": np.zeros(shape, np.uint8)}
+
+    options: dict[str, Any] = {"decode": CenterCrop(8), "transform": odd}
+    with pytest.raises(UsageError, match=rf"field jpg: .*\(12, {shape[0]}, .*layout='chw'.*Turn them there"):
+        read(pictures, 12, layout="chw", **options)
+    assert read(pictures, 12, **options)[0]["jpg"].shape == (12, *shape)
+
+
 def test_random_crops_depend_on_seed_epoch_and_sample_alone(tmp_path: Path, fmt: str) -> None:
     noise = np.random.default_rng(0).integers(0, 256, (12, 24, 20, 3), np.uint8)
     streamio.write(({"__key__": f"{i}", "png": noise[i]} for i in range(12)), tmp_path / "s", format=fmt)
@@ -292,6 +336,7 @@ class TestBadSamples:
         ({"collate": "pad"}, "collate='pad'"),
         ({"on_error": "skip", "error_report": "/no/folder/bad.jsonl"}, "error_report='/no/folder/bad.jsonl'"),
         ({"layout": "nchw"}, "layout='nchw'"),
+        ({"layout": "chw", "collate": list}, "layout='chw' with a function as collate="),
         ({"on_error": "ignore"}, "on_error='ignore'"),
         ({"rank": 1}, "rank=1, world_size=None"),
         ({"rank": 2, "world_size": 2}, "rank 2 of world_size 2"),

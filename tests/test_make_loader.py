@@ -78,6 +78,15 @@ def test_the_operation_is_the_one_asked_for_or_the_usual_one(photos: str, option
     assert make_loader(photos, 4, **options).dataset.reader.decoders["jpg"].op == operation  # type: ignore[attr-defined]
 
 
+def test_pictures_of_a_transform_are_laid_out_for_a_model_too(photos: str) -> None:
+    pictures, _ = next(iter(make_loader(photos, 4, size=16, transform=dict)))
+    assert pictures.shape == (4, 3, 16, 16)
+    pictures, _ = next(iter(make_loader(photos, 4, size=16, transform=dict, layout="hwc")))
+    assert pictures.shape == (4, 16, 16, 3)
+    samples = next(iter(make_loader(photos, 4, size=16, collate=list)))
+    assert [sample["jpg"].shape for sample in samples] == [(16, 16, 3)] * 4
+
+
 def test_pictures_that_were_packed_in_one_size_keep_it(tmp_path: Path) -> None:
     pixels = np.random.default_rng(0).integers(0, 256, (8, 5, 7, 3), np.uint8)
     streamio.write(({"img": one, "cls": i} for i, one in enumerate(pixels)), tmp_path / "raw")

@@ -16,7 +16,7 @@ from streamio import Fill, ShardDataset, StreamLoader, TransformError, UsageErro
 from streamio.batching.functions import go_by_value
 from streamio.caching import keyed
 from streamio.image import CenterCrop, MaxSide, RandomResizedCrop, Resize
-from tests.cached import assert_same_under_spawn, epochs, epochs_by, ident
+from tests.cached import CacheSuite, epochs, ident
 from tests.samples import png
 from tests.sets import keys, make_set
 
@@ -116,35 +116,12 @@ def plain(source: str) -> dict[str, list[list[str]]]:
     return {case: epochs(_made(source, case)) for case in CASES}
 
 
-@pytest.mark.parametrize("case", CASES)
-@pytest.mark.parametrize("how", ["iterated", "inline", "thread", "process"])
-def test_batches_are_the_same_with_a_cache(
-    source: str, plain: dict[str, list[list[str]]], where: str, case: str, how: str
-) -> None:
-    dataset = _made(source, case, cache=where)
-    assert epochs_by(dataset, how) == plain[case]
-    stats = dataset.stats()
-    assert stats.cache_hits > 0 and stats.cache_misses > 0 and stats.cache_bytes > 0
+class TestPrepared(CacheSuite):
+    made, fixed, anew = staticmethod(_made), "before a transform", len((*BAD, *RAISES))
 
-
-@pytest.mark.slow
-def test_batches_are_the_same_under_spawn(source: str, plain: dict[str, list[list[str]]], tmp_path: Path) -> None:
-    made = {
-        (case, where): _made(source, case, cache=where)
-        for case in CASES
-        for where in ("memory", f"disk:{tmp_path}")
-    }
-    assert_same_under_spawn(made, plain)
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_cache_that_is_full_changes_nothing(
-    source: str, plain: dict[str, list[list[str]]], where: str, case: str
-) -> None:
-    dataset = _made(source, case, cache=where, cache_bytes=12_000)
-    assert epochs(dataset) == plain[case]
-    assert dataset.reader.preparing is not None and dataset.reader.preparing.store is not None
-    assert dataset.reader.preparing.store.used_bytes() <= 12_000
+    @pytest.fixture(params=CASES)
+    def case(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
 
 
 def test_samples_are_counted_alike_with_a_cache(source: str, where: str) -> None:
@@ -157,18 +134,6 @@ def test_samples_are_counted_alike_with_a_cache(source: str, where: str) -> None
             counts.append((stats.samples, stats.batches, stats.skipped, stats.substituted, stats.dropped))
         assert counts[0] == counts[1], case
         assert sum(counts[0][2:]) >= 3 * len((*BAD, *RAISES))
-
-
-def test_two_ranks_and_a_resumed_run_get_what_they_get_without_a_cache(source: str, where: str) -> None:
-    for rank in range(2):
-        expected = epochs(_made(source, "alone", rank=rank, world_size=2))
-        assert epochs(_made(source, "alone", rank=rank, world_size=2, cache=where)) == expected
-    whole = epochs(_made(source, "before a transform"), 2)
-    cached = _made(source, "before a transform", cache=where)
-    state = cached.state_at(3, epoch=1)
-    again = _made(source, "before a transform", cache=where)
-    again.load_state_dict(state)
-    assert epochs(again, 1) == [whole[1][3:]]
 
 
 def test_global_generators_draw_the_same_with_a_cache(source: str, where: str) -> None:
@@ -253,14 +218,6 @@ def test_a_sample_that_is_dropped_is_prepared_once_and_one_that_fails_each_time(
         assert len(keys(dataset)) == 10
     assert prepared.count(9) == 1 and prepared.count(4) == 3 and len(prepared) == 14
     assert (dataset.stats().dropped, dataset.stats().skipped) == (3, 3)
-
-
-def test_what_is_on_the_disk_serves_the_next_run(source: str, plain: Any, tmp_path: Path) -> None:
-    cache = f"disk:{tmp_path}"
-    epochs(_made(source, "before a transform", cache=cache), 1)
-    again = _made(source, "before a transform", cache=cache)
-    assert epochs(again) == plain["before a transform"]
-    assert again.stats().cache_misses == 3 * len((*BAD, *RAISES))
 
 
 def test_data_sets_that_prepare_alike_share_memory(source: str) -> None:

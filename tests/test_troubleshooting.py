@@ -59,7 +59,8 @@ def test_gpu_idle_the_verdict_names_the_wait_the_stage_and_the_change(
     for _ in meter:
         pass
     assert meter.verdict is not None and (meter.verdict.bound, meter.verdict.stage) == ("data", "transform")
-    assert any("a lighter transform" in advice.change for advice in meter.verdict.advice)
+    changes = " ".join(advice.change for advice in meter.verdict.advice)
+    assert "a lighter transform" in changes and "prepare= with cache=" in changes
     assert "data-bound" in capsys.readouterr().err
     meter = streamio.watch(StreamLoader(ShardDataset(path, 4), num_workers=0), quiet=True)
     for _ in meter:

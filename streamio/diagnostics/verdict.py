@@ -137,7 +137,7 @@ _COSTLY = 0.3
 _CHANGES = {
     "read": "shards on a local disk, or cache=",
     "decode": "pictures packed smaller or decoded (streamio pack --resize-short, --store raw), or cache=",
-    "transform": "a lighter transform, batch_transform=, or cache=",
+    "transform": "a lighter transform, batch_transform=, or prepare= with cache= for what draws nothing",
     "collate": "samples of one shape, or a lighter collate",
     "hand-over": "transport='thread', or larger batches",
 }

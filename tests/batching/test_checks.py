@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
@@ -69,7 +70,7 @@ def unsendable(what: str) -> Any:
     def numbers() -> Iterator[int]:
         yield 1
 
-    return {"lambda": lambda: 1, "generator": numbers(), "file": open(__file__, "rb")}[what]
+    return {"lambda": lambda: 1, "generator": numbers(), "file": sys.__stderr__}[what]
 
 
 class Makes:
@@ -82,7 +83,6 @@ class Makes:
         return {"x": torch.zeros(len(samples)), "meta": [{"it": unsendable(self.what)}]}
 
 
-@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")
 @pytest.mark.parametrize("what", ["lambda", "generator", "file"])
 def test_what_cannot_be_pickled_in_a_batch_is_named_with_its_path(tmp_path: Path, what: str) -> None:
     path = make_set(tmp_path / "s", 12)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -33,6 +35,9 @@ def joined(values: list[object]) -> object:
         ([np.float32(0.1), np.float32(1), np.float32(2)], torch.float32),
         ([np.array(3, np.uint8)] * 3, torch.uint8),
         ([np.array(True)] * 3, torch.bool),
+        ([np.array(2**53 + 1)] * 3, torch.int64),
+        ([np.array(0.1)] * 3, torch.float64),
+        ([np.full((2, 3), 0.1)] * 3, torch.float64),
         ([np.zeros((2, 3), np.int16)] * 3, torch.int16),
     ],
 )
@@ -49,7 +54,10 @@ def test_batch_04_text_bytes_and_objects_become_lists(values: list[object]) -> N
     assert joined(values) == values
 
 
-@given(array=hnp.arrays(st.sampled_from(["u1", "i8", "f4", "?"]), st.tuples(st.integers(1, 3), st.integers(0, 4))))
+DTYPES = st.sampled_from(["u1", "i8", "f2", "f4", "f8", "?"])
+
+
+@given(array=hnp.arrays(DTYPES, st.tuples(st.integers(1, 3), st.integers(0, 4))))
 def test_rows_of_an_array_stack_to_the_array(array: np.ndarray) -> None:
     batch = stack("x", list(array), KEYS, new_array)
     assert batch.dtype == array.dtype and batch.tobytes() == array.tobytes()
@@ -81,6 +89,31 @@ def test_tuples_and_nested_mappings_collate_field_by_field() -> None:
     samples = [({"box": np.ones(4), "name": "n"}, 1), ({"box": np.zeros(4), "name": "m"}, 2)]
     (inner, label) = as_tensors(collate(samples, KEYS[:2], new_array))
     assert inner["box"].shape == (2, 4) and inner["name"] == ["n", "m"] and label.tolist() == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("sample", "says"),
+    [
+        ({"ids": (2,)}, r"field ids: .*\. Say how they are joined: collate="),
+        ({"jpg": (9, 8, 3)}, r"field jpg: .*RandomResizedCrop"),
+        ({"target": {"boxes": (0, 4)}}, r"field target\['boxes'\]: .*Return it as a field.*lies in a 'list'"),
+        ({"target": ({"boxes": (0, 4)},)}, r"field target\[0\]\['boxes'\]: "),
+        (({"boxes": (0, 4)}, (2,)), r"field 0\['boxes'\]: "),
+    ],
+)
+def test_values_of_several_shapes_are_named_with_their_path_and_a_way_out_of_their_kind(
+    sample: Any, says: str
+) -> None:
+    def made(part: Any, longer: int) -> Any:
+        if isinstance(part, dict):
+            return {name: made(value, longer) for name, value in part.items()}
+        if isinstance(part[0], int):
+            return np.zeros((part[0] + longer, *part[1:]), np.uint8)
+        return tuple(made(value, longer) for value in part)
+
+    with pytest.raises(ShapeMismatch, match=says) as caught:
+        collate([made(sample, 0), made(sample, 1)], KEYS[:2], new_array)
+    assert ("RandomResizedCrop" in str(caught.value)) == ("jpg" in sample)
 
 
 def test_samples_with_other_fields_are_named() -> None:

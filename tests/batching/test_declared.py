@@ -127,6 +127,21 @@ def test_they_are_the_same_under_spawn_with_a_collate_fn_and_in_a_pickle(path: s
     assert alike(list(pickle.loads(pickle.dumps(dataset(path, how)))), expected)
 
 
+def with_target(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"cls": sample["cls"], "target": {"boxes": sample["boxes"], "labels": sample["labels"]}}
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_dicts_that_are_declared_a_list_stay_apart_with_tensors_in_them(path: str, workers: int) -> None:
+    ds = ShardDataset(path, 8, transform=with_target, collate={"target": "list"})
+    with closing(StreamLoader(ds, num_workers=workers)) as loader:
+        for batch in loader:
+            for number, target in zip(batch["cls"].tolist(), batch["target"], strict=True):
+                assert all(isinstance(value, torch.Tensor) for value in target.values())
+                assert alike([target["boxes"]], [torch.from_numpy(boxes(number))])
+                assert target["labels"].tolist() == list(range(number % 4))
+
+
 def unchanged(batch: Any) -> Any:
     return batch
 

@@ -132,13 +132,16 @@ def test_processes_that_fill_it_at_once_do_not_mix_values_up(
     assert found(held) == set(range(SLOTS))
 
 
-def test_a_damaged_value_is_made_again(opened: Callable[..., MemoryStore | DiskStore]) -> None:
+@pytest.mark.parametrize("out", [None, np.empty((10, 700), np.uint8)], ids=["in its memory", "in memory given"])
+def test_a_damaged_value_is_made_again(
+    opened: Callable[..., MemoryStore | DiskStore], out: np.ndarray[Any, Any] | None
+) -> None:
     held = opened()
     fill(held)
     (word,) = held.store.words(np.array([9]))
     start = (word >> 24) * 64
     os.pwrite(held.store.fd, b"\xee", start + 100)
-    assert held.store.read(9, word) is None
+    assert held.store.read(9, word, out) is None
     assert held.store.words(np.array([9])) == [0]
     held.store.write(9, value(9))
     assert 9 in found(held)

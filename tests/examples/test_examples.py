@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import shutil
 from collections import Counter
 from collections.abc import Iterator
@@ -16,6 +17,7 @@ import pytest
 from PIL import Image
 
 import streamio
+from tests import warm
 from tests.examples import launch
 from tests.examples.launch import ROOT
 
@@ -26,19 +28,16 @@ N, GLOBAL_BATCH, EPOCHS, STOP = 61, 8, 2, 3
 
 @dataclass(frozen=True)
 class Example:
-    """How a script is told to stop after STOP steps, and to go on. torchrun: whether it starts the first ones."""
+    """How a script is told to go on. torchrun: whether it starts the first ones."""
 
     script: str
-    stop: tuple[str, ...] = ("--stop-after", str(STOP))
     resume: tuple[str, ...] = ()
     torchrun: bool = False
 
 
 EXAMPLES = {
     "ddp": Example("ddp_torchrun.py", torchrun=True),
-    "lightning": Example(
-        "lightning_trainer.py", stop=("--save-every", str(STOP), "--stop-after", str(STOP)), resume=("--resume",)
-    ),
+    "lightning": Example("lightning_trainer.py", resume=("--resume",)),
     "trainer": Example("hf_trainer.py"),
     "accelerate": Example("accelerate_loop.py"),
     "stateful": Example("stateful_dataloader.py"),
@@ -58,6 +57,11 @@ def data(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("set") / "train"
     streamio.write(samples(), path, shard_samples=20)
     return path
+
+
+def test_every_example_is_run_here() -> None:
+    run_here = {example.script for example in EXAMPLES.values()} | {"digits.py"}
+    assert run_here == {file.name for file in (ROOT / "examples").glob("*.py")}
 
 
 def run(example: Example, ranks: int, out: Path, *arguments: str, torchrun: bool = False) -> list[list[list[int]]]:
@@ -82,7 +86,9 @@ def by_step(ranks: list[list[list[int]]]) -> list[list[int]]:
 
 def check_goes_on(example: Example, data: Path, work: Path, before: int, after: int) -> None:
     place = ("--data", str(data), "--checkpoint", str(work / "run"))
-    seen = by_step(run(example, before, work / "first", *place, *example.stop, torchrun=example.torchrun))
+    seen = by_step(
+        run(example, before, work / "first", *place, "--stop-after", str(STOP), torchrun=example.torchrun)
+    )
     assert [len(step) for step in seen] == [GLOBAL_BATCH] * STOP
     rest = by_step(run(example, after, work / "second", *place, *example.resume))
 
@@ -107,3 +113,14 @@ def test_goes_on_with_another_number_of_ranks(
     name: str, before: int, after: int, data: Path, tmp_path: Path
 ) -> None:
     check_goes_on(EXAMPLES[name], data, tmp_path, before, after)
+
+
+def test_the_digits_are_learned_from_each_format(tmp_path: Path) -> None:
+    """What ./tools/quickstart runs; it needs no twelve epochs to know 95 % of them."""
+    code = f"""import runpy, sys
+main = runpy.run_path({str(ROOT / "examples" / "digits.py")!r})["main"]
+main.__globals__["EPOCHS"] = 5
+sys.exit(main())"""
+    done = warm.run(["-c", code], cwd=tmp_path, timeout=200)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.findall(r"^(\w+) +validation accuracy .* ok$", done.stdout, re.M) == ["tar", "lmdb", "hdf5"]
