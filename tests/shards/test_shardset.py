@@ -160,6 +160,22 @@ def test_announcing_ends_when_files_are_in_memory(
     assert looks == [2, 2, 2, 2]
 
 
+def test_looks_get_rarer_as_long_as_all_is_in_memory_and_begin_anew(
+    folders: dict[str, Path], fmt: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at: list[int] = []
+    monkeypatch.setattr(module, "_LARGE_SAMPLE", 0)
+    opened = open_shards(folders[fmt])
+    size = opened._opened._sample_bytes
+    monkeypatch.setattr(module, "_LOOK_EVERY", size)
+    monkeypatch.setattr(module, "_SELDOM", 4 * size)
+    monkeypatch.setattr(module, "are_cached", lambda places: at.append(batch) or batch != 14)
+    opened._opened._unseen = opened._opened._look_after = size
+    for batch in range(24):
+        opened.gather(rows(4), ["x"])
+    assert at == [0, 2, 6, 10, 14, 15, 17, 21]
+
+
 def test_an_unknown_field_names_those_there_are(opened: ShardSet) -> None:
     with pytest.raises(UsageError, match=r"no field 'jpg'\. Fields: cls, raw, txt, x"):
         opened.gather(rows(0), ["jpg"])
