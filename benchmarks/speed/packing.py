@@ -20,6 +20,8 @@ from benchmarks.speed.processes import started
 
 FOLDERS = {"pictures": "a", "tiny": "g"}
 PACKERS = ("webdataset", "mosaicml", "litdata", "huggingface")
+QUICK_PACKERS = ("litdata", "huggingface")
+"""Those that were best."""
 _TIMEOUT = 900
 
 

@@ -145,7 +145,8 @@ class Session:
             return why
 
     def _pack(self) -> None:
-        chosen = [one for one in packing.PACKERS if not self.options.peers or one in self.options.peers]
+        packers = packing.QUICK_PACKERS if self.options.quick else packing.PACKERS
+        chosen = [one for one in packers if not self.options.peers or one in self.options.peers]
         for _ in range(self.options.rounds):
             for folder in packing.FOLDERS:
                 packing.read_all(self.options.data / "source" / folder)

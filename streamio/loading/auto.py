@@ -16,7 +16,8 @@ _FEWEST, _MOST, _ENOUGH = 3, 64, 0.05
 """Batches that are measured: so many, and more of quick ones until they took so many seconds together."""
 
 _ROUNDS = 8
-"""Rounds of all workers, each with a bundle of every one, by which they are tried."""
+"""Rounds of all workers, each with a bundle of every one, by which they are tried. They follow those in which the
+memory of batches made ahead is new."""
 
 _WORSE = 1.05
 """They are given up where the loop takes so many times longer with them than without."""
@@ -77,9 +78,9 @@ class AutoTransport(Transport):
     def made_there(self, seconds: float) -> bool:
         """What a batch of the workers took, all in all, in one round. Whether they go on."""
         self._tried.append(seconds)
-        if len(self._tried) == _ROUNDS:
-            here = median(self._making[1:]) + median(self._loop or [0])
-            self.chosen = self.inline if median(self._tried) > _WORSE * here else self.workers
+        if len(self._tried) >= self.workers.counts().ahead // self.round_of() + _ROUNDS:
+            here, there = median(self._making[1:]) + median(self._loop or [0]), median(self._tried[-_ROUNDS:])
+            self.chosen = self.inline if there > _WORSE * here else self.workers
         return self.chosen is not self.inline
 
     def close(self) -> None:

@@ -32,8 +32,8 @@ _BYTES = ".bytes"
 _SEARCHED_KEYS = 20_000
 
 _LOOK_EVERY, _SELDOM, _LOOKS = 8 << 20, 128 << 20, 16
-"""After so many bytes, and twice as many each time that all was in memory, up to so many, so many values of the next
-batch are looked at: 0.2 ms, a tenth of the time of a batch of 10 MB that is copied from memory."""
+"""After so many bytes, and twice as many each time that all was in memory, up to so many, some values of the next
+batch are looked at. That takes 0.2 ms, a tenth of the time of a batch of 10 MB that is copied from memory."""
 
 _LARGE_SAMPLE = 32 << 10
 """Smaller samples are left to the system, which reads what lies around each: their neighbours come soon. Measured

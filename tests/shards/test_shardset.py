@@ -169,9 +169,10 @@ def test_looks_get_rarer_as_long_as_all_is_in_memory_and_begin_anew(
     size = opened._opened._sample_bytes
     monkeypatch.setattr(module, "_LOOK_EVERY", size)
     monkeypatch.setattr(module, "_SELDOM", 4 * size)
+    batch = 0
     monkeypatch.setattr(module, "are_cached", lambda places: at.append(batch) or batch != 14)
     opened._opened._unseen = opened._opened._look_after = size
-    for batch in range(24):
+    for batch in range(24):  # noqa: B007
         opened.gather(rows(4), ["x"])
     assert at == [0, 2, 6, 10, 14, 15, 17, 21]
 
