@@ -45,7 +45,8 @@ def _bars(axes: plt.Axes, panel: dict) -> None:
     axes.tick_params(axis="x", labelsize=8)
     for place, rate in zip(places, rates, strict=True):
         axes.annotate(f"{rate:,.0f}", (rate, place), (3, 0), textcoords="offset points", va="center", fontsize=8)
-    axes.set_title(f"{panel['title']}: samples/s", fontsize=10, loc="left")
+    axes.set_title(panel["title"], fontsize=10, loc="left")
+    axes.set_xlabel("samples/s", fontsize=8)
 
 
 if __name__ == "__main__":
