@@ -104,7 +104,7 @@ VARIANTS: tuple[Variant, ...] = (
     ),
     Variant(peer="imagefolder", name="simplejpeg", label="ImageFolder-like", workloads="ab", quick="a2"),
     Variant(peer="imagefolder", name="pillow", label="ImageFolder-like, Pillow", workloads="a", quick=""),
-    _peer("webdataset", "WebDataset", "abcdef", "a2 c2"),
+    _peer("webdataset", "WebDataset", "abcdef", "a2 c2 d2"),
     _peer("webdataset", "WebDataset, own decoder", "a", "", "pillow"),
     Variant(
         peer="webdataset", name="plain", label="WebDataset on streamio's tar", workloads="acde", quick="d2",
