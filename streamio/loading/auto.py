@@ -45,6 +45,10 @@ class AutoTransport(Transport):
         self._loop: list[float] = []
         self._measured, self._spent = 0, 0.0
         self._tried: list[float] = []
+        counts = workers.counts()
+        self.round = counts.workers * stream.bundle_batches
+        """Batches of a round."""
+        self._new_rounds = counts.ahead // self.round
 
     def begin(self, at: EpochStart, first: int = 0) -> Batches:
         if self.chosen is not None:
@@ -71,14 +75,10 @@ class AutoTransport(Transport):
     def _enough(self) -> bool:
         return self._measured >= _MOST or (len(self._making) >= _FEWEST and self._spent > _ENOUGH)
 
-    def round_of(self) -> int:
-        """Batches of a round."""
-        return self.workers.counts().workers * self._stream.bundle_batches
-
     def made_there(self, seconds: float) -> bool:
         """What a batch of the workers took, all in all, in one round. Whether they go on."""
         self._tried.append(seconds)
-        if len(self._tried) >= self.workers.counts().ahead // self.round_of() + _ROUNDS:
+        if len(self._tried) >= self._new_rounds + _ROUNDS:
             here, there = median(self._making[1:]) + median(self._loop or [0]), median(self._tried[-_ROUNDS:])
             self.chosen = self.inline if there > _WORSE * here else self.workers
         return self.chosen is not self.inline
@@ -129,7 +129,7 @@ class _Measured(Batches):
     def _from_workers(self, workers: Batches) -> Any:
         auto, now = self._auto, time.perf_counter()
         auto.serving = auto.workers
-        if auto.chosen is None and self._of_round in (0, auto.round_of()):
+        if auto.chosen is None and self._of_round in (0, auto.round):
             if self._of_round and not auto.made_there((now - self._round_began) / self._of_round):
                 return self._go_back(workers)
             self._round_began, self._of_round = now, 0

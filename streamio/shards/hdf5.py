@@ -34,6 +34,7 @@ from streamio.shards.index import MISSING, FieldIndex, Keys, ShardIndex
 from streamio.shards.manifest import file_checksum
 from streamio.shards.uniform import ArrayLayout, is_plain, mark_arrays
 from streamio.shards.writing import KEY, Names, discard, storage_error, storage_errors
+from streamio.storage.maps import map_file
 
 if TYPE_CHECKING:
     import h5py  # takes as long to load as all the rest of packing: only where HDF5 is written or scanned
@@ -201,7 +202,7 @@ def scan(path: Path, escaped: bool) -> ShardIndex:
             fields = {name: _field(item, len(keys), size) for name, item in shard.items() if name != KEY}
     except (OSError, RuntimeError, LookupError, ValueError, TypeError, AttributeError) as error:
         raise CorruptShard(_reason(error, size), fix=_AGAIN, shard=path.name) from error
-    data = np.asarray(np.memmap(path, np.uint8, "r"))
+    data = map_file(path)
     return ShardIndex(shard_bytes=size, keys=keys, fields=mark_arrays(data, fields))
 
 

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from streamio.errors import CorruptShard
 from streamio.shards.index import MISSING, FieldIndex, Keys, ShardIndex
 from streamio.shards.uniform import mark_arrays
+from streamio.storage.maps import map_file
 
 
 class FieldTable:
@@ -50,7 +51,7 @@ class FieldTable:
             name: _field(path.name, name, keys, *places[places[:, 0] == number, 1:].T)
             for name, number in self._numbers.items()
         }
-        data = np.asarray(np.memmap(path, np.uint8, "r"))
+        data = map_file(path)
         return ShardIndex(shard_bytes=len(data), keys=keys, fields=mark_arrays(data, fields), extra=extra or {})
 
 
