@@ -344,18 +344,42 @@ def test_a_cell_that_does_not_run_is_noted_once_and_the_others_go_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     def measured(self: rounds.Session, workload: str, variant: Any, workers: int) -> dict[str, object]:
-        if variant.peer == "webdataset":
+        if variant.peer == "huggingface":
             raise environment.UnavailableError("does not install")
         return {"rate": 1.0}
 
     monkeypatch.setattr(rounds.Session, "_measured", measured)
+    monkeypatch.setattr(rounds.Session, "_convert", lambda *_: None)
     monkeypatch.setattr(rounds.limits, "measure", lambda *_: {})
     monkeypatch.setattr(rounds.source, "make", lambda *_: None)
     options = rounds.Options(env=tmp_path, work=tmp_path, quick=True, rounds=2, seconds=1, workloads="d")
     results = rounds.Session(options).run()
-    assert len([run for run in results.problems if run.variant == "own"]) == 1
+    assert [run.peer for run in results.problems] == ["huggingface"]
     assert len([run for run in results.runs if run.peer == "ffcv"]) == 2
     assert Results.load(options.file).runs == results.runs
+
+
+def test_what_a_writer_cannot_make_is_told_of_at_its_cells_and_the_others_are_made(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    small = {name: replace(about, quick=100) for name, about in WORKLOADS.items()}
+    monkeypatch.setattr(source, "WORKLOADS", small)
+    monkeypatch.setattr(rounds, "WORKLOADS", small)
+    broken = tmp_path / "python"
+    broken.write_text("#!/bin/sh\necho no room >&2\nexit 1\n")
+    broken.chmod(0o755)
+    pythons = {"streamio": sys.executable, "litdata": str(broken)}
+    monkeypatch.setattr(rounds.Session, "_python", lambda _, peer: pythons[peer])
+    options = rounds.Options(env=tmp_path, work=tmp_path, quick=True, rounds=1, seconds=1, workloads="d")
+    chosen = [one for one in VARIANTS if one.peer in pythons and one.runs("d", quick=True)]
+    chosen += [one for one in VARIANTS if one.peer == "litdata"]
+    session = rounds.Session(options)
+    source.make(options.data / "source", "d", quick=True)
+    session._convert("d", chosen)
+    made = {path.name for path in (options.data / "packed").iterdir()}
+    assert made == {"streamio-tar-d"}
+    with pytest.raises(environment.UnavailableError, match="no room"):
+        session._measured("d", chosen[-1], 2)
 
 
 def test_an_environment_is_added_to_and_not_made_anew(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -380,6 +404,7 @@ def test_data_for_other_numbers_of_samples_is_made_anew(tmp_path: Path) -> None:
 
 def test_a_page_can_come_of_several_runs(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(rounds.Session, "_measured", lambda *_: {"rate": 1.0})
+    monkeypatch.setattr(rounds.Session, "_convert", lambda *_: None)
     monkeypatch.setattr(rounds.limits, "measure", lambda *_: {})
     monkeypatch.setattr(rounds.source, "make", lambda *_: None)
     for workload in "dhd":

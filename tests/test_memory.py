@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from streamio.memory import SMALLEST, Recycler
+from streamio.memory import ALIGNMENT, SMALLEST, Recycler, aligned_array
 
 SHAPE, DTYPE = (SMALLEST // 4, 1), np.dtype(np.float32)
 
@@ -58,6 +58,15 @@ def test_memory_of_another_size_is_not_given_out() -> None:
     assert place(recycler.array((SMALLEST,), np.dtype(np.uint8))) != first
     again = recycler.array((7 * SMALLEST,), np.dtype(np.uint8))  # the last batch is somewhat smaller
     assert (place(again), again.nbytes) == (first, 7 * SMALLEST)
+
+
+@pytest.mark.parametrize("shape", [(0,), (5, 13), (1000, 3), (1 << 20,), (3, 1 << 20)])
+@pytest.mark.parametrize("dtype", ["u1", "<f4", "<c16", "?", "V768"])
+def test_batches_begin_where_shards_have_their_arrays(shape: tuple[int, ...], dtype: str) -> None:
+    """12 KB items of a batch that began 16 bytes after a page came at a fifth of the speed (glibc bug 30994)."""
+    for array in (aligned_array(shape, np.dtype(dtype)), Recycler().array(shape, np.dtype(dtype))):
+        assert array.shape == shape and array.dtype == dtype and array.flags.c_contiguous and array.flags.writeable
+        assert array.nbytes < ALIGNMENT or place(array) % ALIGNMENT == 0
 
 
 def test_no_more_than_four_are_kept() -> None:

@@ -76,7 +76,7 @@ def _ours() -> Iterator[Variant]:
 
 _QUICK = {
     "tar/inline": "a0 c0 d0 e0 f0", "tar/auto": "a2 b2 c2 d2 e2 f2", "tar/dataloader": "a2 c02 d02 e02 f02",
-    "tar/process": "c2", "hdf5/inline": "d0", "windows/inline": "f0", "hdf5/auto": "d2", "hdf5/process": "c2",
+    "tar/process": "c2", "windows/inline": "f0", "hdf5/process": "c2",
 }  # fmt: skip
 _SETTINGS = (("inline", (0,)), ("auto", (2,)), ("thread", (2,)), ("process", (2,)), ("dataloader", (0, 2)))
 _LABEL = {"windows": "hdf5, windows cut before"}
@@ -104,7 +104,7 @@ VARIANTS: tuple[Variant, ...] = (
     ),
     Variant(peer="imagefolder", name="simplejpeg", label="ImageFolder-like", workloads="ab", quick="a2"),
     Variant(peer="imagefolder", name="pillow", label="ImageFolder-like, Pillow", workloads="a", quick=""),
-    _peer("webdataset", "WebDataset", "abcdef", "a2 c2 d2"),
+    _peer("webdataset", "WebDataset", "abcdef", "a2"),
     _peer("webdataset", "WebDataset, own decoder", "a", "", "pillow"),
     Variant(
         peer="webdataset", name="plain", label="WebDataset on streamio's tar", workloads="acde", quick="d2",

@@ -13,8 +13,9 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
+from queue import SimpleQueue
 from typing import Any
 
 from benchmarks.environment import ROOT, UnavailableError, last_line
@@ -80,17 +81,55 @@ def run_cell(
     Raises UnavailableError if it fails or takes longer than `timeout` seconds. Nothing of it lives on, then or
     after an interruption.
     """
-    command = [python, "-m", module, action, *arguments]
-    with tempfile.TemporaryFile("w+") as errors, started(command, errors) as process:
-        timer = threading.Timer(timeout, end_group, [process])
-        timer.start()
-        try:
-            found = _follow(process)
-        finally:
-            timer.cancel()
-        if process.wait() or "phase" in found:
-            errors.seek(0)
-            raise UnavailableError(_reason(process, last_line(errors.read()), timeout))
+    (found,) = run_cells([(python, action, arguments)], timeout, module)
+    if isinstance(found, UnavailableError):
+        raise found
+    return found
+
+
+def run_cells(
+    cells: Sequence[tuple[str, str, Sequence[str]]], timeout: float, module: str = "benchmarks.speed.cell"
+) -> list[dict[str, Any] | UnavailableError]:
+    """The same for several (python, action, arguments), as many at a time as there are cores.
+
+    Of those that fail, the errors.
+    """
+    found: dict[int, dict[str, Any] | UnavailableError] = {}
+    ended: SimpleQueue[int] = SimpleQueue()  # a place to wait in that an interruption reaches
+    with ExitStack() as stack:
+
+        def begin(number: int) -> None:
+            python, action, arguments = cells[number]
+            errors = stack.enter_context(tempfile.TemporaryFile("w+"))
+            process = stack.enter_context(started([python, "-m", module, action, *arguments], errors))
+            timer = threading.Timer(timeout, end_group, [process])
+            stack.callback(timer.cancel)
+            timer.start()
+
+            def follow() -> None:
+                try:
+                    found[number] = _found(process, errors, timeout)
+                except Exception as error:  # what it printed is not what a cell prints
+                    found[number] = UnavailableError(repr(error))
+                timer.cancel()
+                ended.put(number)
+
+            threading.Thread(target=follow, daemon=True).start()
+
+        for number in range(len(cells)):
+            if number >= (os.cpu_count() or 1):
+                ended.get()
+            begin(number)
+        while len(found) < len(cells):
+            ended.get()
+    return [found[number] for number in range(len(cells))]
+
+
+def _found(process: subprocess.Popen[str], errors: Any, timeout: float) -> dict[str, Any] | UnavailableError:
+    found = _follow(process)
+    if process.wait() or "phase" in found:
+        errors.seek(0)
+        return UnavailableError(_reason(process, last_line(errors.read()), timeout))
     return found
 
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import shutil
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,7 +16,7 @@ from benchmarks.speed import limits, packing, source
 from benchmarks.speed.facts import machine
 from benchmarks.speed.job import Job
 from benchmarks.speed.peers import BASE, PACKAGES, VARIANTS, Variant
-from benchmarks.speed.processes import run_cell
+from benchmarks.speed.processes import run_cell, run_cells
 from benchmarks.speed.results import Results, Run
 from benchmarks.speed.workloads import WORKLOADS
 
@@ -58,6 +59,7 @@ class Session:
         self.results.facts = machine() | {"options": _plain(options)}
         self._pythons: dict[str, str | UnavailableError] = {}
         self._failed: set[tuple[str, str, str, int]] = set()
+        self._unwritten: dict[Path, UnavailableError] = {}
 
     def run(self) -> Results:
         """Everything, saved after each cell. Ends early, with what there is so far, on Ctrl-C."""
@@ -73,6 +75,8 @@ class Session:
         return self.results
 
     def _limits(self, workload: str) -> None:
+        if self.options.quick and "page cache" in self.results.limits and workload not in "ab":
+            return  # all that there is was measured a moment ago
         found = limits.measure(self.options.data / "source", workload, min(1.0, self.options.seconds))
         for name, value in found.items():
             self.results.limits[name] = max(value, self.results.limits.get(name, 0))
@@ -84,6 +88,7 @@ class Session:
             if not self.options.peers or variant.peer in self.options.peers
             for workers in variant.runs(workload, self.options.quick)
         ]
+        self._convert(workload, [variant for variant, _ in cells])
         for _ in range(self.options.rounds):
             self._limits(workload)
             for variant, workers in cells:
@@ -110,21 +115,35 @@ class Session:
         self.results.save(self.options.file)
         _say(f"   {variant.label}, {workers} workers: {run.problem or f'{run.rate:,.0f}/s'}")
 
+    def _convert(self, workload: str, variants: Sequence[Variant]) -> None:
+        """Have each peer's writer make its data, as many at a time as there are cores: nothing is timed here."""
+        jobs: dict[Path, Job] = {}
+        for variant in variants:
+            job = self._job(workload, variant)
+            if variant.store and not job.packed.exists() and job.packed not in jobs:
+                with suppress(UnavailableError):  # is told of in the place of its cells
+                    self._python(variant.writer)
+                    jobs[job.packed] = _as(job, peer=variant.writer)
+        for folder in jobs:
+            packing.remove(folder)
+        cells = [(self._python(job.peer), "write", job.arguments()) for job in jobs.values()]
+        for folder, found in zip(jobs, run_cells(cells, _WRITE_TIMEOUT), strict=True):
+            if isinstance(found, UnavailableError):
+                self._unwritten[folder] = found
+
     def _measured(self, workload: str, variant: Variant, workers: int) -> dict[str, object]:
-        job = Job(
+        job = self._job(workload, variant, workers)
+        if job.packed in self._unwritten:
+            raise self._unwritten[job.packed]
+        arguments = _as(job, started=time.monotonic()).arguments()
+        return run_cell(self._python(variant.peer), "run", arguments, _CELL_TIMEOUT)
+
+    def _job(self, workload: str, variant: Variant, workers: int = 0) -> Job:
+        return Job(
             peer=variant.peer, workload=workload, variant=variant.name, workers=workers,
             samples=WORKLOADS[workload].count(self.options.quick), data=str(self.options.data.resolve()),
             store=f"{variant.store}-{workload}", seconds=self.options.seconds, started=0,
         )  # fmt: skip
-        if variant.store and not job.packed.exists():
-            self._write(job, variant.writer)
-        python = self._python(variant.peer)
-        return run_cell(python, "run", _as(job, started=time.monotonic()).arguments(), _CELL_TIMEOUT)
-
-    def _write(self, job: Job, writer: str) -> None:
-        """Let the writer make the data of a peer."""
-        packing.remove(job.packed)
-        run_cell(self._python(writer), "write", _as(job, peer=writer).arguments(), _WRITE_TIMEOUT)
 
     def _python(self, peer: str) -> str:
         """The interpreter of a peer's environment; raises UnavailableError, each time, where there is none."""

@@ -24,10 +24,11 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
+from streamio.memory import ALIGNMENT, aligned_array
+
 RETIRED, STATES, HEADER = 16, 64, 4096
 FREE, HANDED, HELD = 0, 1, 2
 MOST_SLOTS = HEADER - STATES
-_ALIGNMENT = 64
 
 Bytes: TypeAlias = NDArray[np.uint8]
 """Memory, shape (n,)."""
@@ -142,7 +143,7 @@ class Loan:
         size = dtype.itemsize * math.prod(shape)
         self.asked += aligned(size)
         if dtype.hasobject or self.used + size > len(self.memory):
-            return np.empty(shape, dtype)
+            return aligned_array(shape, dtype)
         array: NDArray[Any] = np.ndarray(shape, dtype, buffer=self.memory, offset=self.used)
         self._grow(size)
         return array
@@ -180,7 +181,7 @@ class Loan:
 
 
 def aligned(size: int) -> int:
-    return -(-size // _ALIGNMENT) * _ALIGNMENT
+    return -(-size // ALIGNMENT) * ALIGNMENT
 
 
 def packed(arrays: list[Located]) -> int:

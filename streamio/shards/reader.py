@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamio.errors import BadIndex, MissingShard, StorageError, UsageError
+from streamio.memory import aligned_array
 from streamio.shards.index import MISSING, ShardIndex
 from streamio.shards.space import Addresses, address, copy_items
 from streamio.storage.maps import map_descriptor
@@ -70,7 +71,7 @@ class ShardReader:
             return self._views(rows, field)
         if out is None:
             assert layout is not None
-            out = np.empty((len(rows), *layout[1]), layout[0])
+            out = aligned_array((len(rows), *layout[1]), layout[0])
         if not out.flags.c_contiguous:
             raise UsageError(f"memory with strides {out.strides} for the field '{field}'; it must be C-contiguous")
         values, offsets = self.values(field, (out.dtype, out.shape[1:]))
