@@ -7,7 +7,6 @@ import re
 import subprocess
 import sys
 import time
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +101,7 @@ def shards_in_workers(samples: int, path: str) -> int:
     """The same of two workers of ours after three epochs of a shard set."""
     streamio.write(({"cls": i, "x": b"%d" % i} for i in range(samples)), path, shard_samples=20_000)
     ds = ShardDataset(path, 500, fields=("cls", "x"), shuffle="global")
-    with closing(StreamLoader(ds, num_workers=2, transport="process")) as loader:
+    with StreamLoader(ds, num_workers=2, transport="process") as loader:
         for _ in range(3):
             for _ in loader:
                 pass

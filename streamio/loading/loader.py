@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Self, get_args
 
 from streamio.callers import counts_batches
 from streamio.device import Device
@@ -24,6 +24,7 @@ from streamio.loading.procmem import ProcessMemory, memory_of
 from streamio.loading.stats import LoaderStats, LoopClock, Reporter, check_report_every
 from streamio.loading.threads import ThreadTransport
 from streamio.loading.trainers import Counted, EpochListener, count_in, no_attribute, with_count
+from streamio.sizes import parse_size
 from streamio.stream import BatchStream
 
 StartMethod = Literal["fork", "spawn", "forkserver"]
@@ -49,7 +50,8 @@ class StreamLoader:
     threads:        of each worker process. Draws from global generators do not repeat from run to run with more
                     than 1.
     context:        "fork", "spawn" or "forkserver"; None is Python's default.
-    prefetch_bytes: memory for batches made ahead, over all workers; there are 2 for each of them at least.
+    prefetch_bytes: memory for batches made ahead, over all workers, as a number or like "256MB"; there are 2
+                    batches for each of them at least.
     pin_memory:     page-locked batches for copies to the GPU; "auto": where CUDA is available.
     timeout:        seconds to wait for a batch of a worker before `WorkerTimeout`; 0 waits for ever.
     report_every:   seconds from one line of figures on stderr to the next, on rank 0; None prints none.
@@ -67,7 +69,7 @@ class StreamLoader:
         transport: TransportName = "auto",
         threads: int = 1,
         context: StartMethod | None = None,
-        prefetch_bytes: int = PREFETCH_BYTES,
+        prefetch_bytes: int | str = PREFETCH_BYTES,
         pin_memory: bool | Literal["auto"] = "auto",
         timeout: float = 0,
         report_every: float | None = None,
@@ -106,7 +108,7 @@ class StreamLoader:
                 name = "inline" if multiprocessing.current_process().daemon else "auto"
         if name == "inline":
             return InlineTransport(self.dataset)
-        workers, threads, budget = self.num_workers, options["threads"], options["prefetch_bytes"]
+        workers, threads, budget = self.num_workers, options["threads"], _budget(options["prefetch_bytes"])
         size, most = self.dataset.batch_bytes(), self.dataset.bundle_batches
         bundle, ahead = made_ahead(size, most, workers, budget)
         if name == "thread":
@@ -260,9 +262,15 @@ class StreamLoader:
         return self._transport.pids()
 
     def close(self) -> None:
-        """End the workers and wait for them. The next iteration starts new ones."""
+        """End the workers and wait for them, as the end of a `with` block does. An iteration starts new ones."""
         self._end_current("the StreamLoader was closed")
         self._transport.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
 
     @property
     def batch_sampler(self) -> EpochListener:
@@ -288,6 +296,15 @@ def _rebuild(dataset: BatchStream, options: dict[str, Any], placement: Placement
     return loader
 
 
+def _budget(prefetch_bytes: Any) -> int:
+    if isinstance(prefetch_bytes, int) and prefetch_bytes == 0:
+        return 0
+    try:
+        return parse_size(prefetch_bytes)
+    except UsageError as error:
+        raise UsageError(f"prefetch_bytes={prefetch_bytes!r}", fix=error.fix) from None
+
+
 def _check(
     *, num_workers: Any, transport: Any, threads: Any, context: Any, prefetch_bytes: Any, timeout: Any, **_: Any
 ) -> None:
@@ -298,8 +315,7 @@ def _check(
         raise UsageError(f"transport={transport!r}", fix=f"Use one of {', '.join(get_args(TransportName))}")
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0:
         raise UsageError(f"timeout={timeout!r}", fix="Give seconds, or 0 to wait for ever")
-    if isinstance(prefetch_bytes, bool) or not isinstance(prefetch_bytes, int) or prefetch_bytes < 0:
-        raise UsageError(f"prefetch_bytes={prefetch_bytes!r}", fix="Give a number of bytes")
+    _budget(prefetch_bytes)
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise UsageError(f"threads={threads!r}", fix="Give a number of at least 1: threads of each worker process")
     number = worker_count(num_workers)

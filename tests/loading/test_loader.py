@@ -9,10 +9,12 @@ import subprocess
 import sys
 import textwrap
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
@@ -40,7 +42,9 @@ from tests.sets import keys, make_set, numbered
         ({"threads": 0}, "threads=0"),
         ({"threads": 2, "num_workers": 0}, "threads=2 without worker processes"),
         ({"threads": 2, "transport": "thread"}, "threads=2 without worker processes"),
-        ({"prefetch_bytes": -1}, "prefetch_bytes=-1"),
+        ({"prefetch_bytes": -1}, "prefetch_bytes=-1. Sizes are written like 256MB"),
+        ({"prefetch_bytes": "much"}, "prefetch_bytes='much'"),
+        ({"prefetch_bytes": True}, "prefetch_bytes=True"),
         ({"pin_memory": "yes"}, "pin_memory='yes'"),
     ],
 )
@@ -81,6 +85,22 @@ def test_stats_say_who_made_what(tmp_path: Path, options: Any, transport: str, w
     assert (found.handed_over > 0) == (transport == "process")
     assert found.ahead >= 2 * workers
     loader.close()
+
+
+def test_the_memory_for_batches_may_be_written_as_people_do(tmp_path: Path) -> None:
+    dataset = ShardDataset(make_set(tmp_path / "s", 200), 2)
+    sizes = (0, 1, "20kB", "1MB", 10**6)
+    ahead = [StreamLoader(dataset, num_workers=1, prefetch_bytes=size).stats().ahead for size in sizes]
+    assert ahead[0] == ahead[1] == 2 < ahead[2] < ahead[3] == ahead[4]
+
+
+def test_a_block_ends_the_workers_of_its_loader(tmp_path: Path) -> None:
+    loader = StreamLoader(ShardDataset(make_set(tmp_path / "s", 20), 4), num_workers=2)
+    with suppress(KeyError), loader as entered:
+        assert entered is loader and len(keys(loader)) == 20
+        pids = loader.worker_pids()
+        raise KeyError
+    assert len(pids) == 2 and loader.worker_pids() == [] and not any(map(psutil.pid_exists, pids))
 
 
 def test_a_loop_that_is_slow_lets_workers_make_no_more_than_they_may(tmp_path: Path) -> None:
