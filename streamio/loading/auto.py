@@ -46,7 +46,7 @@ class AutoTransport(Transport):
         self._measured, self._spent = 0, 0.0
         self._tried: list[float] = []
         counts = workers.counts()
-        self.round = counts.workers * stream.bundle_batches
+        self.round = counts.workers * workers.bundle
         """Batches of a round."""
         self._new_rounds = counts.ahead // self.round
 
@@ -65,8 +65,8 @@ class AutoTransport(Transport):
             return
         # The quickest counts: others wait for a CPU that somebody else has, or touch a shard for the first time.
         making, loop = min(self._making[1:]), min(self._loop, default=0)
-        stream, workers = self._stream, self.workers.counts().workers
-        if best_inline(making, loop, stream.batch_bytes(), workers, stream.bundle_batches):
+        size, workers = self._stream.batch_bytes(), self.workers.counts().workers
+        if best_inline(making, loop, size, workers, self.workers.bundle):
             self.chosen = self.inline
         else:
             self.tries_workers = True

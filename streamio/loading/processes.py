@@ -50,6 +50,7 @@ class ProcessTransport(Transport):
         context: str | None, timeout: float,
     ) -> None:  # fmt: skip
         self._stream, self._context, self.timeout = stream, context, timeout
+        self.bundle = bundle
         self._roles = [
             worker.Role(
                 number=number, workers=workers, threads=threads, bundle=bundle, ahead=ahead, slot_bytes=slot_bytes

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from streamio import ShardDataset, StreamLoader, stream
-from streamio.loading import auto
+from streamio.loading import auto, budget
 from streamio.loading.auto import AutoTransport
 from streamio.loading.budget import best_inline
 from tests.loading.conformance import until
@@ -107,6 +107,21 @@ def test_workers_are_tried_and_kept_or_given_up_in_the_middle_of_an_epoch(
     assert bool(loader.worker_pids()) is bool(worse)
     assert keys(loader) == keys(expected)
     assert loader.stats().transport == ("process" if worse else "inline")
+    loader.close()
+
+
+@pytest.mark.parametrize(("memory", "bundle"), [("128MB", 16), ("100kB", 2), (1, 1)])
+def test_a_round_is_a_bundle_of_each_worker_as_large_as_the_memory_lets_it_be(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, memory: int | str, bundle: int
+) -> None:
+    asked: list[tuple[float, ...]] = []
+    monkeypatch.setattr(auto, "best_inline", lambda *costs: not asked.append(costs))  # type: ignore[func-returns-value]
+    monkeypatch.setattr(budget, "usable_cpus", lambda: 3)
+    loader = StreamLoader(ShardDataset(make_set(tmp_path / "s", 800), 4), prefetch_bytes=memory)
+    assert isinstance(loader._transport, AutoTransport)
+    assert loader._transport.round == 3 * bundle
+    assert len(keys(loader)) == 800
+    assert asked[0][3:] == (3, bundle)
     loader.close()
 
 
