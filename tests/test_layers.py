@@ -15,7 +15,7 @@ PACKAGE = Path(__file__).resolve().parent.parent / "streamio"
 
 RUNGS = (
     {"version", "errors", "memory"},
-    {"types", "sizes", "extras"},
+    {"types", "sizes", "cpus", "extras"},
     {"rng", "seeding", "image", "world", "callers", "mainguard", "pickling"},
     {"order", "storage", "codecs", "handover", "caching", "tally", "growth"},
     {"shards"},

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
+from streamio.cpus import usable_cpus
 from streamio.errors import UsageError
 
 PREFETCH_BYTES = 128 << 20
@@ -12,27 +12,6 @@ PREFETCH_BYTES = 128 << 20
 
 _MAX_WORKERS = 16
 _MIN_AHEAD, _MAX_AHEAD = 2, 16
-
-
-def usable_cpus() -> int:
-    """CPUs that this process may really use: its affinity and its cgroup's quota, rounded up, at least 1."""
-    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    quota = _cgroup_quota(Path("/sys/fs/cgroup"))
-    return max(1, allowed if quota is None else min(allowed, -int(-quota // 1)))
-
-
-def _cgroup_quota(root: Path) -> float | None:
-    """CPUs of the cgroup's quota (v2 `cpu.max`, else v1), or None where there is no limit."""
-    try:
-        quota, period = (root / "cpu.max").read_text().split()
-        return None if quota == "max" else int(quota) / int(period)
-    except (OSError, ValueError):
-        pass
-    try:
-        microseconds = int((root / "cpu" / "cpu.cfs_quota_us").read_text())
-        return None if microseconds < 0 else microseconds / int((root / "cpu" / "cpu.cfs_period_us").read_text())
-    except (OSError, ValueError):
-        return None
 
 
 def worker_count(num_workers: int | str, threads: int = 1) -> int:

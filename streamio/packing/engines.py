@@ -34,16 +34,6 @@ from streamio.packing.write import Job, Join, PieceDone, ShardDone, perform, wri
 _Pipe: TypeAlias = "Connection[Any, Any]"
 
 
-def usable_cpus() -> int:
-    """CPUs that this process may run on: affinity, and the quota of its cgroup."""
-    cpus = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    with contextlib.suppress(OSError, ValueError):
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()
-            cpus = min(cpus, max(1, int(quota) // int(period)))
-    return cpus
-
-
 def run(jobs: Sequence[Job], workers: int, tick: Tick, *, inherit: Sequence[int] = ()) -> list[ShardDone]:
     """Do all jobs with a team of their own; see `Team`."""
     with Team(workers, inherit) as team:

@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from streamio.cpus import usable_cpus
 from streamio.errors import BadManifest, UsageError
 from streamio.packing.commit import check_output, output_folder
-from streamio.packing.engines import usable_cpus
 from streamio.packing.listing import LISTS, is_list
 from streamio.packing.report import shown
 from streamio.packing.scan import LAYOUTS

@@ -2,40 +2,11 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
 from streamio import UsageError
 from streamio.loading import budget
-from streamio.loading.budget import made_ahead, usable_cpus, worker_count
-from tests.samples import tree
-
-
-@pytest.mark.parametrize(
-    ("files", "quota"),
-    [
-        ({}, None),
-        ({"cpu.max": b"max 100000\n"}, None),
-        ({"cpu.max": b"150000 100000\n"}, 1.5),
-        ({"cpu/cpu.cfs_quota_us": b"-1\n", "cpu/cpu.cfs_period_us": b"100000\n"}, None),
-        ({"cpu/cpu.cfs_quota_us": b"400000\n", "cpu/cpu.cfs_period_us": b"100000\n"}, 4.0),
-        ({"cpu.max": b"rubbish"}, None),
-    ],
-)
-def test_the_quota_of_a_cgroup_is_read_in_both_versions(
-    tmp_path: Path, files: dict[str, bytes], quota: float | None
-) -> None:
-    assert budget._cgroup_quota(tree(tmp_path, files)) == quota
-
-
-@pytest.mark.parametrize(("quota", "cpus"), [(None, 6), (0.5, 1), (1.5, 2), (4.0, 4), (64.0, 6)])
-def test_cpus_are_those_of_affinity_and_quota(
-    monkeypatch: pytest.MonkeyPatch, quota: float | None, cpus: int
-) -> None:
-    monkeypatch.setattr("os.sched_getaffinity", lambda pid: set(range(6)), raising=False)
-    monkeypatch.setattr(budget, "_cgroup_quota", lambda root: quota)
-    assert usable_cpus() == cpus
+from streamio.loading.budget import made_ahead, worker_count
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,7 @@ import pytest
 
 from streamio.errors import InputError, StorageError, WorkerDied
 from streamio.packing import pieces
-from streamio.packing.engines import run, usable_cpus
+from streamio.packing.engines import run
 from streamio.packing.pack import pack
 from streamio.packing.report import Progress
 from streamio.packing.samples import Sample
@@ -174,7 +174,3 @@ def test_workers_end_with_their_pack(tmp_path: Path) -> None:
     process.communicate()
     gone, alive = psutil.wait_procs(workers, timeout=5)
     assert len(gone) == 2 and not alive
-
-
-def test_usable_cpus_is_at_least_one() -> None:
-    assert 1 <= usable_cpus() <= (os.cpu_count() or 1)
