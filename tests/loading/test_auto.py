@@ -23,14 +23,15 @@ MS = 1e-3
     [
         (75 * MS, 0, 10_000_000, 2, 1, False),  # pictures decoded
         (75 * MS, 5, 10_000_000, 2, 1, False),  # the first steps of a training take long
-        (1 * MS, 0, 10_000_000, 2, 1, True),  # raw pictures
+        (1 * MS, 0, 10_000_000, 2, 1, False),  # raw pictures
+        (0.5 * MS, 0, 10_000_000, 2, 1, True),  # at the speed of memory
         (1 * MS, 3 * MS, 10_000_000, 2, 1, False),
-        (1 * MS, 100 * MS, 10_000_000, 2, 1, True),  # it makes no difference
+        (0.5 * MS, 100 * MS, 10_000_000, 2, 1, True),  # it makes no difference
         (0.1 * MS, 0, 200_000, 2, 1, True),  # tiny records
         (0.1 * MS, 0, 200_000, 16, 1, False),  # nearly as quick, so they are tried
         (0.1 * MS, 0, 200_000, 2, 8, False),
         (1 * MS, 0, 200_000, 16, 1, False),
-        (1 * MS, 0, 10_000_000, 1, 1, True),  # one CPU, and nothing to do meanwhile
+        (0.5 * MS, 0, 10_000_000, 1, 1, True),  # one CPU, and nothing to do meanwhile
         (75 * MS, 50 * MS, 10_000_000, 1, 1, False),
     ],
 )

@@ -58,11 +58,20 @@ def _live(given: dict[str, Any], rank: int, world: int, options: dict[str, Any],
             rows.append(np.stack([n.numpy(), partition.numpy(), offset.numpy()], 1))
             if "group" in given:
                 log.write(rows[-1].tobytes())
+            if step == 0:
+                _meet(out, rank, world)
             if step % EVERY == 0:
                 _save(loader, given, rows, out, rank)
     _save(loader, given, rows, out, rank)
     (out / f"done{rank}").touch()
     loader.close()
+
+
+def _meet(out: Path, rank: int, world: int) -> None:
+    """As gradients let ranks meet: none commits a step before all have begun, and so counted what there is."""
+    (out / f"begun{rank}").touch()
+    while len(list(out.glob("begun*"))) < world:
+        time.sleep(0.001)
 
 
 def _save(loader: StreamLoader, given: dict[str, Any], rows: list[Rows], out: Path, rank: int) -> None:

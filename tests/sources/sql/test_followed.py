@@ -128,25 +128,33 @@ def test_a_key_that_stops_being_unique_is_an_error_and_no_gap(sqlite: Made, made
         next(iterator)
 
 
-def late(database: Made, made: Any, **options: Any) -> list[int]:
-    """A transaction takes number 3 and commits after another one has committed 4."""
+def late(database: Made, made: Any, commits_after: float | None, **options: Any) -> list[int]:
+    """A transaction takes number 3 and commits after another one has committed 4; None: when 4 has come."""
     slow = psycopg.connect(database.path)
     slow.execute("INSERT INTO t (ts) VALUES (0)")
     database.run("INSERT INTO t (ts) VALUES (0)")
-    timer = threading.Timer(0.6, slow.commit)
-    timer.start()
-    got = ids(made(database, idle_timeout=2.0, **options))
-    timer.join()
+    timer = threading.Timer(commits_after or 0, slow.commit)
+    if commits_after is not None:
+        timer.start()
+    got: list[int] = []
+    for batch in made(database, **options):
+        got += ids([batch])
+        if commits_after is None and 4 in got:
+            slow.commit()
+    timer.cancel()
     slow.close()
     return got
 
 
-@pytest.mark.parametrize(("lag", "came"), [(None, [1, 2, 4]), (1.2, [1, 2, 3, 4]), ("transactions", [1, 2, 3, 4])])
+@pytest.mark.parametrize(
+    ("lag", "commits_after", "came"),
+    [(None, None, [1, 2, 4]), (2.5, 0.3, [1, 2, 3, 4]), ("transactions", 0.6, [1, 2, 3, 4])],
+)
 def test_a_row_that_is_committed_late_is_waited_for_with_lag(
-    pg: Made, made: Any, lag: Any, came: list[int]
+    pg: Made, made: Any, lag: Any, commits_after: float | None, came: list[int]
 ) -> None:
     pg.run("CREATE TABLE t (id BIGSERIAL PRIMARY KEY, ts BIGINT)", "INSERT INTO t (ts) VALUES (0), (0)")
-    assert late(pg, made, lag=lag) == came
+    assert late(pg, made, commits_after, lag=lag, idle_timeout=1.0 if lag is None else 3.5) == came
 
 
 def test_lag_holds_rows_back_with_any_database(database: Made, made: Any) -> None:
