@@ -244,6 +244,7 @@ def test_a_child_does_not_give_back_what_its_parent_holds() -> None:
 
 
 def test_forks_with_batches_in_hand_leave_no_open_files() -> None:
+    gc.collect()  # what earlier tests left would close files meanwhile
     ring = SlotRing()
     process = psutil.Process()
     before = -1
@@ -255,7 +256,7 @@ def test_forks_with_batches_in_hand_leave_no_open_files() -> None:
         os.waitpid(child, 0)
         assert is_right(batch)
         before = process.num_fds() if i == 2 else before
-    assert process.num_fds() == before
+    assert process.num_fds() <= before
     assert ring.stats().slots <= 3
 
 

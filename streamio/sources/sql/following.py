@@ -119,12 +119,21 @@ class _Tail:
             self._bound.look(connection, lambda: self._highest(connection))
             if (last := self._bound.key) is None:
                 return
-        self._reading.refuse_twin(connection, self._predicate, self._cursor)
-        statement = self._reading.statement(self._predicate, self._cursor, last, ROWS)
-        for chunk in self._reading.chunks(connection, statement, self._partition, self._cursor):
-            self._cursor = chunk.cursor(-1)
-            yield chunk
+        begin, held = self._cursor, None
+        statement = self._reading.statement(self._predicate, begin, last, ROWS)
+        for chunk in self._reading.chunks(connection, statement, self._partition, begin):
+            if held is not None:
+                yield self._passed(held)
+            held = chunk
+        # Not before: rows that came together with a twin of the last one, just then, would pass it by.
+        self._reading.refuse_twin(connection, self._predicate, begin)
+        if held is not None:
+            yield self._passed(held)
         connection.end()
+
+    def _passed(self, chunk: Chunk) -> Chunk:
+        self._cursor = chunk.cursor(-1)
+        return chunk
 
     def _highest(self, connection: Connection) -> list[Any] | None:
         """The largest key that is there."""

@@ -19,6 +19,7 @@ import psycopg
 import pytest
 
 from streamio import StreamLoader, UsageError
+from streamio.sources.sql.reading import Reading
 from streamio.sources.sql.stream import SqlStream
 from tests.sources.saving import go_on, saved
 from tests.sources.sql.databases import Made
@@ -125,6 +126,26 @@ def test_a_key_that_stops_being_unique_is_an_error_and_no_gap(sqlite: Made, made
     assert ids([next(iterator)]) == [1, 2, 3]
     sqlite.run("INSERT INTO t VALUES (3), (4)")
     with pytest.raises(UsageError, match="id is not unique: several rows have 3"):
+        next(iterator)
+
+
+def test_twins_that_come_while_a_page_is_asked_for_are_found(
+    sqlite: Made, made: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rows behind them would have been read, and they never."""
+    sqlite.run("CREATE TABLE t (id BIGINT NOT NULL)", "INSERT INTO t VALUES (1), (2), (3)")
+    statement, inserts = Reading.statement, list[str]()
+
+    def just_then(self: Reading, predicate: str, cursor: Any, *more: Any) -> Any:
+        if cursor == 3 and inserts:
+            sqlite.run(inserts.pop())
+        return statement(self, predicate, cursor, *more)
+
+    monkeypatch.setattr(Reading, "statement", just_then)
+    iterator = iter(made(sqlite))
+    assert ids([next(iterator)]) == [1, 2, 3]
+    inserts.append("INSERT INTO t VALUES (3), (4)")
+    with pytest.raises(UsageError, match="several rows have 3"):
         next(iterator)
 
 
