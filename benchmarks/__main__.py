@@ -29,7 +29,7 @@ Env = Annotated[Path, typer.Option("--env", help="Where the peers' environment i
 Work = Annotated[
     Path | None, typer.Option(help="Where data and results are; by default in the environments' folder.")
 ]
-Quick = Annotated[bool, typer.Option("--quick", help="Less data, fewer loaders, one round: about 5 minutes.")]
+Quick = Annotated[bool, typer.Option("--quick", help="Less data, fewer loaders, one round: 4 to 5 minutes.")]
 Page = Annotated[Path, typer.Option(help="The page; its picture lies beside it.")]
 
 

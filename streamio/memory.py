@@ -27,13 +27,18 @@ copies 4 KB and more by `rep movsb`, which is slow where the target lies up to 3
 source does: its bug 30994, avoided in later versions.)"""
 
 
+def address(array: NDArray[Any]) -> int:
+    """Where its first element lies."""
+    return int(array.__array_interface__["data"][0])
+
+
 def aligned_array(shape: tuple[int, ...], dtype: np.dtype[Any]) -> NDArray[Any]:
     """C-contiguous, contents undefined, at a multiple of ALIGNMENT bytes."""
     size = math.prod(shape) * dtype.itemsize
     if dtype.hasobject or size < ALIGNMENT:
         return np.empty(shape, dtype)
     memory = np.empty(size + ALIGNMENT - 1, np.uint8)
-    skip = -memory.__array_interface__["data"][0] % ALIGNMENT
+    skip = -address(memory) % ALIGNMENT
     return memory[skip : skip + size].view(dtype).reshape(shape)
 
 

@@ -38,7 +38,10 @@ def test_the_quota_of_a_cgroup_and_of_those_above_it_is_read_in_both_versions(
 ) -> None:
     (tmp_path / "own").write_text(own)
     assert cgroup_quota(tree(tmp_path / "root", files), tmp_path / "own") == quota
-    assert own or cgroup_quota(tmp_path / "none", tmp_path / "nothing") is None
+
+
+def test_a_system_without_cgroups_has_no_quota(tmp_path: Path) -> None:
+    assert cgroup_quota(tmp_path / "none", tmp_path / "nothing") is None
 
 
 @pytest.mark.parametrize(("quota", "count"), [(None, 6), (0.5, 1), (1.5, 2), (4.0, 4), (64.0, 6)])

@@ -12,8 +12,9 @@ from typing import Any
 import numpy as np
 
 from streamio.handover.leases import view
-from streamio.handover.segment import Address, Loan, Located, Place, Segment, address, joined, packed
+from streamio.handover.segment import Address, Loan, Located, Place, Segment, joined, packed
 from streamio.handover.structure import put_together, take_apart
+from streamio.memory import address
 from streamio.types import Alloc, new_array
 
 _log = logging.getLogger("streamio")

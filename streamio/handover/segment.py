@@ -24,7 +24,7 @@ from typing import Any, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from streamio.memory import ALIGNMENT, aligned_array
+from streamio.memory import ALIGNMENT, address, aligned_array
 
 RETIRED, STATES, HEADER = 16, 64, 4096
 FREE, HANDED, HELD = 0, 1, 2
@@ -198,7 +198,3 @@ def joined(arrays: list[Located]) -> tuple[list[Place], bytes]:
         pieces += [array, bytes(gap)]
         end += len(array) + gap
     return places, b"".join(pieces)
-
-
-def address(array: Bytes) -> int:
-    return int(array.__array_interface__["data"][0])

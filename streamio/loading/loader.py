@@ -78,7 +78,7 @@ class StreamLoader:
             raise UsageError(f"StreamLoader reads a data set of streamio, not {type(dataset).__name__}")
         self._options: dict[str, Any] = {
             "num_workers": num_workers, "transport": transport, "threads": threads, "context": context,
-            "prefetch_bytes": prefetch_bytes, "pin_memory": pin_memory, "timeout": timeout,
+            "prefetch_bytes": _budget(prefetch_bytes), "pin_memory": pin_memory, "timeout": timeout,
             "report_every": report_every,
         }  # fmt: skip
         _check(**self._options)
@@ -108,7 +108,7 @@ class StreamLoader:
                 name = "inline" if multiprocessing.current_process().daemon else "auto"
         if name == "inline":
             return InlineTransport(self.dataset)
-        workers, threads, budget = self.num_workers, options["threads"], _budget(options["prefetch_bytes"])
+        workers, threads, budget = self.num_workers, options["threads"], options["prefetch_bytes"]
         size, most = self.dataset.batch_bytes(), self.dataset.bundle_batches
         bundle, ahead = made_ahead(size, most, workers, budget)
         if name == "thread":
@@ -297,6 +297,7 @@ def _rebuild(dataset: BatchStream, options: dict[str, Any], placement: Placement
 
 
 def _budget(prefetch_bytes: Any) -> int:
+    """In bytes. Raises UsageError."""
     if isinstance(prefetch_bytes, int) and prefetch_bytes == 0:
         return 0
     try:
@@ -305,9 +306,7 @@ def _budget(prefetch_bytes: Any) -> int:
         raise UsageError(f"prefetch_bytes={prefetch_bytes!r}", fix=error.fix) from None
 
 
-def _check(
-    *, num_workers: Any, transport: Any, threads: Any, context: Any, prefetch_bytes: Any, timeout: Any, **_: Any
-) -> None:
+def _check(*, num_workers: Any, transport: Any, threads: Any, context: Any, timeout: Any, **_: Any) -> None:
     """Raise UsageError for options that make no sense, alone or together."""
     if context not in (None, *get_args(StartMethod)):
         raise UsageError(f"context={context!r}", fix=f"Use one of {', '.join(get_args(StartMethod))}, or None")
@@ -315,7 +314,6 @@ def _check(
         raise UsageError(f"transport={transport!r}", fix=f"Use one of {', '.join(get_args(TransportName))}")
     if isinstance(timeout, bool) or not isinstance(timeout, int | float) or timeout < 0:
         raise UsageError(f"timeout={timeout!r}", fix="Give seconds, or 0 to wait for ever")
-    _budget(prefetch_bytes)
     if isinstance(threads, bool) or not isinstance(threads, int) or threads < 1:
         raise UsageError(f"threads={threads!r}", fix="Give a number of at least 1: threads of each worker process")
     number = worker_count(num_workers)

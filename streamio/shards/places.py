@@ -16,8 +16,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from streamio.memory import address
 from streamio.shards.reader import Layout, ShardReader
-from streamio.shards.space import address, copy_items, words
+from streamio.shards.space import copy_items, words
 from streamio.types import Rows
 
 

@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamio.errors import BadIndex, MissingShard, StorageError, UsageError
-from streamio.memory import aligned_array
+from streamio.memory import address, aligned_array
 from streamio.shards.index import MISSING, ShardIndex
-from streamio.shards.space import Addresses, address, copy_items
+from streamio.shards.space import Addresses, copy_items
 from streamio.storage.maps import map_descriptor
 from streamio.types import ArrayColumn, Column, ListColumn, Rows
 

@@ -28,12 +28,6 @@ _AT_ONCE = 256 << 10
 _START, _END = 8, 1 << 48  # numpy takes the address 0 for no memory
 
 
-def address(array: NDArray[Any]) -> int:
-    """Where its first element lies."""
-    place: int = array.__array_interface__["data"][0]
-    return place
-
-
 def words(places: Addresses) -> Addresses:
     """The int64 at each place; a place is an address // 8."""
     return _space("<i8", 8, 8)[places - 1]

@@ -12,12 +12,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from streamio.errors import UsageError, where
+from streamio.memory import address
 from streamio.order.tokens import Counts, Cut, Line, Pieces, Split, Truncated, Windows, edges_of
 from streamio.shards.manifest import FieldSpec
 from streamio.shards.reader import ShardReader
 from streamio.shards.selection import as_rows
 from streamio.shards.shardset import ShardSet
-from streamio.shards.space import Addresses, address, copy_spans
+from streamio.shards.space import Addresses, copy_spans
 from streamio.shards.tokenfields import TokenField, check_headers
 from streamio.types import Alloc, ArrayColumn, Column, ListColumn, Rows, new_array
 

@@ -40,8 +40,8 @@ def usage() -> tuple[int, int]:
 
 
 def in_shared_memory() -> set[str]:
-    """Tensors with a name in /dev/shm. A loader makes no other entries; servers and tests beside this one do."""
-    return {name for name in os.listdir("/dev/shm") if name.startswith("torch_")}
+    """Entries of /dev/shm, but for those of the servers and of the semaphores that other tests keep."""
+    return {name for name in os.listdir("/dev/shm") if not name.startswith(("PostgreSQL.", "sem.mp-"))}
 
 
 @pytest.mark.parametrize("name", TRANSPORTS)

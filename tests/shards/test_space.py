@@ -11,8 +11,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from streamio.memory import address
 from streamio.shards import space
-from streamio.shards.space import LARGE_ITEM, address, are_cached, copy_items, copy_spans, will_need, words
+from streamio.shards.space import LARGE_ITEM, are_cached, copy_items, copy_spans, will_need, words
 
 
 @pytest.mark.parametrize("size", [1, 7, 8, 768, LARGE_ITEM - 1, LARGE_ITEM, LARGE_ITEM + 1])

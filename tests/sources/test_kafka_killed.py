@@ -70,7 +70,9 @@ def _live(given: dict[str, Any], rank: int, world: int, options: dict[str, Any],
 def _meet(out: Path, rank: int, world: int) -> None:
     """As gradients let ranks meet: none commits a step before all have begun, and so counted what there is."""
     (out / f"begun{rank}").touch()
+    give_up = time.monotonic() + 60
     while len(list(out.glob("begun*"))) < world:
+        assert time.monotonic() < give_up
         time.sleep(0.001)
 
 
